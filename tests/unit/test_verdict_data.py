@@ -1,13 +1,15 @@
-"""Verdicts on the data of a Duet run: a damaged file is not a damaged checkpoint."""
+"""Verdicts on the data of a Duet run: a damaged file is not a damaged checkpoint, and data that take
+long are not only a hang."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.cases import each
-from tests.unit.verdicts import failed, new_run, report_error, verdict
+from tests.unit.verdicts import failed, finding, new_run, report_error, verdict
 from training.core.project import ROOT
 from training.core.rundir import RunDir
 
@@ -52,3 +54,20 @@ def test_duet_s_own_checkpoint_and_a_script_s_are_checkpoints(
     report_error(run, 1, *DAMAGED[0], phase=phase, where=where)
     record = failed(run)
     assert verdict(record) == ("checkpoint_corrupt", "error", 1)
+
+
+@pytest.mark.parametrize("rank", [1, None])
+@pytest.mark.parametrize(("where", "slow"), [(TASK, True), (OWN, False)])
+def test_the_code_of_a_task_that_takes_long_at_the_start_may_call_alive(
+    run: RunDir, rank: int | None, where: str, slow: bool
+) -> None:
+    waiting = {0: f"{START} at {where} (R.train_data)"}
+    found = replace(finding(rank=rank), where=where if rank else None, waiting=waiting)
+    advice = "\n".join(failed(run, 0, rank, finding=found, phases={0: START, 1: START})["advice"])
+    assert ("self.alive()" in advice, "do not raise" in advice) == (slow, not slow)
+    assert "--hang_timeout" in advice and "--resume" not in advice
+
+
+def test_a_hang_is_resumed_from_a_checkpoint(run: RunDir) -> None:
+    (run.checkpoints / "step_00000008").mkdir()
+    assert "--resume=" in failed(run, 0, finding=finding())["advice"][-1]

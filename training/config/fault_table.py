@@ -9,13 +9,14 @@ from typing import Any
 
 from training.core.heartbeat import STEP_PHASES
 from training.core.messages import msg
+from training.core.phases import BUILDING
 
 # Ranks on which a fault can happen: rank 0, which alone writes and logs; any.
 MAIN, ANY = (
     "main",
     "any",
 )
-CREATING, BUILDING, SAVING = "creating data iterator", "building the model", "checkpoint"
+CREATING, SAVING = "creating data iterator", "checkpoint"
 
 
 @dataclass(frozen=True)

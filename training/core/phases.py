@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from training.core.heartbeat import FINISHED, STEP_PHASES, HeartbeatRecord, kind
 
+BUILDING = "building the model"  # and the data of a task
 STARTING = (
     "importing torch",
     "rendezvous with the other ranks",
     "preparing data",
     "waiting for data",
-    "building the model",
+    BUILDING,
     "first pass",
 )
 # The first one of a process may compile, which counts as no usual duration.
@@ -45,7 +46,7 @@ _WAITING = (
 # Phases after the last step of the run.
 AT_END = ("barrier: end of training", "summary", "sample", "closing trackers", FINISHED)
 # Phases whose memory does not depend on the micro-batch.
-WITHOUT_BATCH = ("building the model", "gather state", "checkpoint", "sample")
+WITHOUT_BATCH = (BUILDING, "gather state", "checkpoint", "sample")
 DATA = ("fetch", "creating data iterator")
 # Phases longer than a step.
 LONG = (
@@ -63,7 +64,7 @@ WRITING = ("checkpoint", "summary")
 # Phases that read from a disk besides DATA: libraries, checkpoints.
 READING = (
     "importing torch",
-    "building the model",
+    BUILDING,
 )
 
 

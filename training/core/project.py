@@ -28,6 +28,7 @@ NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 STARTED_AS = "DUET_STARTED_AS"
 # The file into which a refused start writes the codes of its problems, for `duet sweep`.
 PROBLEMS = "DUET_PROBLEMS"
+PACKAGE = f"{ROOT}/training/"  # Duet's own code; a task is elsewhere
 # Set for `duet doctor`, which is this script with this flag.
 DOCTOR = "DUET_DOCTOR"
 _DOCTOR = re.compile(

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 
 from training import tasks
 from training.config.batch import smaller
-from training.core import cause_ids, phases, units
+from training.core import cause_ids, manifest, phases, units
 from training.core.matching import matching
 from training.core.next_command import next_command, submission_of
 from training.core.rundir import RunDir
 from training.core.units import GIB
 from training.diagnose import full_disk, gpu_occupants, hang_advice, rooted, signatures
 from training.diagnose.exception_cause import is_damage
+from training.diagnose.hang_advice import CHECKPOINTED, RESUME_COMMAND
 from training.diagnose.signatures import LocalizedText, Signature
 from training.tasks.memory import gib, with_ample_margin
 
@@ -45,7 +46,6 @@ CRASH_STACKS = "crash_stacks"  # value: their files
 RANK_STACKS = "stacks"  # value: their folder; only of runs of Duet
 # Whether the card has the kernel's messages: empty values, one of which is known.
 KERNEL_READ, KERNEL_UNREAD = "kernel_read", "kernel_unread"
-RESUME_COMMAND = "resume_command"  # value: of a Duet run, also for a signature's own advice
 # An empty value: only the general advice is about restoring a GPU.
 GPU_RESET, RESTORES = "gpu_reset", re.compile(r"\b(reset|reboot)\b")
 DAMAGED = "damaged"  # an empty value: the error is about a damaged data file
@@ -64,6 +64,7 @@ def advice(
     A signature's own advice is complete; the general advice of its cause is used only for
     signatures without any."""
     known = signatures.causes().get(cause) or signatures.causes()[cause_ids.UNKNOWN]
+    # a signature's own advice may resume the run
     resumes = {n: text for n, text in (run_values or {}).items() if n == RESUME_COMMAND}
     special = (
         filled(signature.advice, {**resumes, **groups})
@@ -248,6 +249,8 @@ def _training(run: RunDir, plan: Plan) -> dict[str, object]:
         "total": total,
         "unit": tasks.task_of(plan)["unit"],
     }
+    if manifest.all_in(run.checkpoints):
+        found[CHECKPOINTED] = ""
     if submission_of(plan, run):
         found["submit_command"] = command()
     else:

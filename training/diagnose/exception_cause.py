@@ -16,7 +16,7 @@ from training.core import cause_ids, exit_status, phases
 from training.core import log as console
 from training.core.messages import msg
 from training.core.plain_text import one_line, shortened
-from training.core.project import ROOT
+from training.core.project import PACKAGE, ROOT
 from training.core.tail import within
 from training.diagnose import connections, signatures
 from training.host.gpus import LIMIT_S
@@ -64,7 +64,6 @@ BY_TYPE = {
     "MemoryError": cause_ids.HOST_OOM_KILLED,
     "RankEnded": cause_ids.PEER_DIED,
 }
-DUET = f"{ROOT}/training/"  # its own code; a task is elsewhere
 
 
 class DriverAnswer(TypedDict):
@@ -107,8 +106,8 @@ def is_damage(text: str) -> bool:
 
 def _reads_data(error: Mapping[str, object]) -> bool:
     """Did a rank of Duet's training read samples, or run code of the task?"""
-    phase, where = str(error.get("phase") or ""), str(error.get("where") or DUET)
-    return bool(phase) and (phases.needs_data(phase) or not where.startswith(DUET))
+    phase, where = str(error.get("phase") or ""), str(error.get("where") or PACKAGE)
+    return bool(phase) and (phases.needs_data(phase) or not where.startswith(PACKAGE))
 
 
 def of_status(status: int) -> str:

@@ -91,8 +91,8 @@ class Task(ABC):
         return None
 
     def alive(self) -> None:
-        """Heartbeat for metrics() or sample(): call it regularly in code that takes minutes,
-        otherwise it is reported as a hang."""
+        """Heartbeat for code that takes minutes in __init__(), train_data(), val_data(), metrics()
+        or sample(): call it regularly there, otherwise it is reported as a hang."""
         heartbeat.current.again()
 
     # Used by the trainer.
