@@ -17,7 +17,7 @@ from tests.cases import each
 from training.core import cause_ids, messages
 from training.core.cause_ids import NONE, UNKNOWN
 from training.diagnose import patterns, scan, signatures
-from training.diagnose.advice import KERNEL_READ, RANK_STACKS, RESUME_COMMAND, advice, filled
+from training.diagnose.advice import COMMANDS, KERNEL_READ, RANK_STACKS, advice, filled
 from training.diagnose.result import diagnose
 from training.diagnose.signatures import EVIDENCE, ROLES, ROOT, WEAK, LocalizedText, Signature
 
@@ -112,7 +112,7 @@ def test_a_text_uses_only_values_that_a_pattern_captures(entry: Signature) -> No
     assert names(entry.says) | names(entry.advice) <= groups | {
         RANK_STACKS,
         KERNEL_READ,
-        RESUME_COMMAND,
+        *COMMANDS,
     }
     values = dict.fromkeys(groups, "")
     assert len(filled(entry.advice, values)) == len(entry.advice.en), "for a log without a run"

@@ -5,13 +5,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from tests.cases import each
-from tests.unit.verdicts import failed, finding, new_run, report_error, verdict
+from tests.unit.verdicts import failed, finding, new_run, plan, report_error, verdict
 from training.core.project import ROOT
 from training.core.rundir import RunDir
+from training.launcher import failure_report
+from training.launcher.outcome import Outcome
+
+if TYPE_CHECKING:
+    from training.core.contracts.plan import Plan
 
 DAMAGED = [
     ("BadZipFile", "File is not a zip file"),
@@ -66,6 +72,17 @@ def test_the_code_of_a_task_that_takes_long_at_the_start_may_call_alive(
     advice = "\n".join(failed(run, 0, rank, finding=found, phases={0: START, 1: START})["advice"])
     assert ("self.alive()" in advice, "do not raise" in advice) == (slow, not slow)
     assert "--hang_timeout" in advice and "--resume" not in advice
+
+
+@pytest.mark.parametrize("workers", [2, 0])
+def test_data_on_the_gpu_are_read_without_workers(run: RunDir, workers: int) -> None:
+    text = "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you …"
+    report_error(run, 1, "RuntimeError", text, phase=FETCH, where=OWN)
+    of_run = plan()
+    of_run["config"]["num_workers"] = workers
+    outcome = Outcome(guilty=(1, 1), here=(1, 1))
+    advice = "\n".join(failure_report.failure(outcome, run, cast("Plan", of_run))["advice"])
+    assert ("--num_workers=0" in advice, "DataLoader(" in advice) == (bool(workers), not workers)
 
 
 def test_a_hang_is_resumed_from_a_checkpoint(run: RunDir) -> None:

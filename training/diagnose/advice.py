@@ -21,7 +21,7 @@ from training.core.rundir import RunDir
 from training.core.units import GIB
 from training.diagnose import full_disk, gpu_occupants, hang_advice, rooted, signatures
 from training.diagnose.exception_cause import is_damage
-from training.diagnose.hang_advice import CHECKPOINTED, RESUME_COMMAND
+from training.diagnose.hang_advice import CHECKPOINTED, NO_WORKERS, RESUME_COMMAND
 from training.diagnose.signatures import LocalizedText, Signature
 from training.tasks.memory import gib, with_ample_margin
 
@@ -46,6 +46,7 @@ CRASH_STACKS = "crash_stacks"  # value: their files
 RANK_STACKS = "stacks"  # value: their folder; only of runs of Duet
 # Whether the card has the kernel's messages: empty values, one of which is known.
 KERNEL_READ, KERNEL_UNREAD = "kernel_read", "kernel_unread"
+COMMANDS = (RESUME_COMMAND, NO_WORKERS)  # values also for a signature's own advice
 # An empty value: only the general advice is about restoring a GPU.
 GPU_RESET, RESTORES = "gpu_reset", re.compile(r"\b(reset|reboot)\b")
 DAMAGED = "damaged"  # an empty value: the error is about a damaged data file
@@ -64,10 +65,9 @@ def advice(
     A signature's own advice is complete; the general advice of its cause is used only for
     signatures without any."""
     known = signatures.causes().get(cause) or signatures.causes()[cause_ids.UNKNOWN]
-    # a signature's own advice may resume the run
-    resumes = {n: text for n, text in (run_values or {}).items() if n == RESUME_COMMAND}
+    commands = {n: text for n, text in (run_values or {}).items() if n in COMMANDS}
     special = (
-        filled(signature.advice, {**resumes, **groups})
+        filled(signature.advice, {**commands, **groups})
         if signature and _is_of(signature, cause)
         else []
     )
@@ -258,7 +258,7 @@ def _training(run: RunDir, plan: Plan) -> dict[str, object]:
     if workers := config.get("num_workers"):
         fewer = workers // 2 if workers > 2 else 0
         found["fewer_workers_command"] = command(num_workers=fewer)
-        found["no_workers_command"] = command(num_workers=0)
+        found[NO_WORKERS] = command(num_workers=0)
     if not config.get("find_unused_parameters", True):
         found["unused_command"] = command(find_unused_parameters="true")
     if "precision" in plan and plan["precision"]["value"] != "fp32":
