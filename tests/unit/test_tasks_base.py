@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import traceback
 from collections import OrderedDict, UserDict, defaultdict, namedtuple
 from collections.abc import Iterator
@@ -183,6 +184,31 @@ def test_a_sample_does_not_end_the_data(workers: int) -> None:
     else:
         place = traceback.extract_tb(caught.tb)[-1]
         assert (place.filename, place.name) == (__file__, "__getitem__")
+
+
+class Cut(Labelled):
+    """The file of sample 2 is damaged."""
+
+    def __getitem__(self, index: int) -> int:
+        if index == 2:
+            raise EOFError("Ran out of input")
+        return index
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have no notes")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_sample_that_cannot_be_read_is_named(workers: int) -> None:
+    rows = given(Cut()).rows("train")
+    assert rows
+    with (
+        pytest.raises(EOFError) as caught,
+        reading(rows, [(0, range(4))], workers=workers) as found,
+    ):
+        list(found)
+    shown = traceback.format_exception(caught.type, caught.value, caught.tb)
+    assert shown[-1].rstrip().endswith(
+        "EOFError: Ran out of input\nwhile reading sample 2 of train_data()"
+    ) or (not workers and shown[-1].rstrip() == "while reading sample 2 of train_data()")
 
 
 def test_an_error_of_equal_samples_is_not_theirs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -233,6 +233,9 @@ class Samples(BatchDataset):
             return self._read(index, epoch)
         except StopIteration as error:  # a loop over batches would take it for their end
             returned.no_sample(self.task, self._part, index, error)
+        except Exception as error:
+            returned.note_sample(self._part, index, error)
+            raise
 
     def _read(self, index: int, epoch: int) -> Any:
         data: Any

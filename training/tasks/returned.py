@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
 from types import CodeType
@@ -48,6 +49,12 @@ def no_sample(task: type, part: str, index: int, error: StopIteration) -> NoRetu
     what = f"{part}_data() of {task.__name__}: sample {index} raised StopIteration"
     why = "next() raises it where nothing is found and no default is given"
     raise RuntimeError(f"{what}; {why}").with_traceback(error.__traceback__) from None
+
+
+def note_sample(part: str, index: int, error: Exception) -> None:
+    """Add the sample to the last lines of the error's traceback."""
+    if sys.version_info >= (3, 11):
+        error.add_note(f"while reading sample {index} of {part}_data()")
 
 
 def no_batch(
