@@ -81,6 +81,10 @@ class Sized(Task):
         return Points(self.options.samples)
 
     def loss(self, model, batch):
+        if self.options.trick == "slow loss":
+            import time
+
+            time.sleep(600)
         found = ((model(batch["x"])["found"] - batch["y"]) ** 2).mean()
         if self.options.trick == "value" and found.item() > 1e9:
             raise ValueError("far off")

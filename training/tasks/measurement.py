@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from training.core.contracts.kinds import FieldValues
     from training.core.contracts.plan import TaskRecord
 
-LIMIT_S = 120.0  # a dataset that loads longer than this is loaded only by the ranks
+# A dataset that loads longer than this is loaded only by the ranks. Below --rendezvous_timeout:
+# those of another launcher wait for rank 0, which measures.
+LIMIT_S = 240.0
+STEP_S = 120.0  # once the data are loaded
 SHOWN = 300  # maximum characters of a reason
 MODULE = "training.tasks.measure_step"
 
@@ -43,6 +46,7 @@ class Question:
     cuda: bool
     shared: bool = False  # the GPU has the memory of the host
     fp16: bool = False
+    step_s: float = STEP_S
 
 
 @dataclass(frozen=True)
@@ -76,9 +80,11 @@ def ask(question: Question) -> Answer:
     try:
         output, complaint = child.communicate(json.dumps(asdict(question)), timeout=LIMIT_S)
     except subprocess.TimeoutExpired:
-        return Answer(None, msg("tasks.measure.too_long", limit=LIMIT_S))
+        return Answer(None, msg("tasks.measure.data_too_long", limit=LIMIT_S))
     finally:
         _end(child)
+    if child.returncode == -signal.SIGALRM:  # its own limit (training.tasks.fake_step)
+        return Answer(None, msg("tasks.measure.too_long", limit=question.step_s))
     return _answer(output, complaint, child.returncode)
 
 
