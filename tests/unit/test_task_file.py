@@ -3,15 +3,21 @@ needs more, and its precision."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import torch
+from torch.utils.data import TensorDataset
 
 from tests.cases import each
+from tests.conftest import ROOT
 from tests.unit.own_task import LINE
 from training import tasks
 from training.config.schema import Config
@@ -238,3 +244,28 @@ def test_an_evaluation_computes_in_the_precision_of_the_run(
     export.write(trained, "safetensors", tmp_path / "out")
     for one in (trained, tasks.load_model(tmp_path / "out")):
         assert one.evaluate()["size"] == size
+
+
+def test_the_documented_lock_lets_one_rank_prepare_the_data(tmp_path: Path) -> None:
+    page = (ROOT / "docs/tasks.md").read_text().partition("## Work once per machine")[2]
+    block = re.search(r"```python\n(.*?)```", page, re.DOTALL)
+    assert block
+    names: dict[str, Any] = {"torch": torch, "Task": object, "TensorDataset": TensorDataset}
+    exec(block[1], names)
+    prepared, waits = list[int](), threading.Event()
+
+    class Ranks(names["MyTask"]):  # type: ignore[misc]
+        options = SimpleNamespace(cache=str(tmp_path / "features.pt"))
+
+        def alive(self) -> None:
+            waits.set()
+
+        def features(self) -> list[torch.Tensor]:
+            prepared.append(1)
+            assert waits.wait(10), "the other rank"
+            return [torch.arange(3)]
+
+    with ThreadPoolExecutor() as pool:
+        found = list(pool.map(lambda _: Ranks().train_data().tensors[0].tolist(), range(2)))
+    assert found == 2 * [[0, 1, 2]] and prepared == [1]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["features.lock", "features.pt"]
