@@ -35,8 +35,8 @@ _PAIR = re.compile(
 PART = re.compile(r"\[\s*(?P<done>\d+)/\s*(?P<of>\d+)(?: \(|\])")
 ETA = re.compile(r"\beta:? *((?:\d+ days?, )?\d+:\d\d(?::\d\d)?)")
 _EVAL = re.compile(
-    r"(?:average )?(?P<which>val|valid|validation|eval|test)[ _/.](?P<what>[\w/ ]+)|average "
-    r"(?P<psnr>psnr|ssim)",
+    r"(?:(?:average|avg|mean) )?(?P<which>val|valid|validation|eval|test)[ _/.](?P<what>[\w/ ]+)"
+    r"|average (?P<psnr>psnr|ssim)",
     re.I,
 )
 _NO_SCORE = re.compile(
@@ -46,6 +46,19 @@ _NO_SCORE = re.compile(
 _EVAL_LINE = re.compile(
     r"^\W*(?:\[[^\]]*\] *)*(?:.{0,60} - |INFO \| )?"
     r"(?:validate|validation|valid|val|eval|evaluation|test)\b(?! loss \d)",
+    re.I,
+)
+# Anywhere in the line: `"split": "val"`, `mode=eval`
+_NAMES = r"(?:val|valid|validation|eval|evaluation|test)"
+_EVAL_VALUE = re.compile(
+    r"(?<![\w-])(?:split|subset|set|mode|phase|stage|type|kind)['\"]? ?[:=] ?['\"]?"
+    rf"{_NAMES}(?![\w-])",
+    re.I,
+)
+# `"eval": {"loss": 2.0}`, `[val] loss 2.0`, `| val | loss 2.0`; not a logger's `[test][INFO]`
+_EVAL_PART = re.compile(
+    rf"['\"]{_NAMES}['\"]: ?\{{[^{{}}]*"
+    rf"|(?:\[{_NAMES}\](?!\[)|\| *{_NAMES}(?= *\|)).*?(?=\[train|\| *train|$)",
     re.I,
 )
 # End of the validation in PyTorch's image examples: ` *   Acc@1 72.130 Acc@5 91.100 loss 1.240`.
@@ -78,6 +91,8 @@ def read(text: str, fact: LogRecord) -> None:
         return
     accuracy, any_score = _ACCURACY.match(text) is not None, _OPENMMLAB.search(text) is not None
     evaluation = accuracy or any_score or any(p.match(text) for p in (_EVAL_LINE, _QUICKSTART))
+    evaluation = evaluation or _EVAL_VALUE.search(text) is not None
+    parts = [part.span() for part in _EVAL_PART.finditer(text)]
     preferred = len(LOSSES)
     for pair in _PAIR.finditer(text):
         key, unit = pair["key"].lower(), (pair["unit"] or "").strip()
@@ -90,7 +105,11 @@ def read(text: str, fact: LogRecord) -> None:
             fact.scores.setdefault(f"{EVALUATION}acc{top[1]}", value)
         elif any_score and not name and not _NO_SCORE.search(key):
             fact.scores.setdefault(EVALUATION + key.replace("/", "_"), value)
-        elif name == "loss" and evaluation:
+        elif (
+            name == "loss"
+            and not key.startswith("train")
+            and (evaluation or any(start <= pair.start() < end for start, end in parts))
+        ):
             if (mean := _mean_of_all(text, pair.end(), value)) is None:
                 fact.validates = True
             else:
