@@ -52,3 +52,33 @@ def test_loss_of_a_step_is_no_score(line: str) -> None:
     fact = line_parser.parse(line)
     assert fact is not None
     assert (fact.step, fact.loss, fact.scores) == (10, 1.0, {})
+
+
+@each(
+    "line",
+    [
+        "best loss 0.3 at step 10",
+        "New best validation loss: 0.3",
+        "min_loss=0.3",
+        "Loaded checkpoint (step 2000, loss 1.93)",
+        "[2025-01-01 12:00:00,123][INFO] Resuming from checkpoint last.pt: step 2000, loss 1.93",
+        "INFO:root:Restored the training state: step=2000 loss=1.93",
+        "=> loaded checkpoint 'model.pth' (epoch 3, step 2000)",
+    ],
+)
+def test_line_about_another_step(line: str) -> None:
+    assert line_parser.parse(line) is None
+
+
+@each(
+    "line",
+    [
+        "step 10 loss 1.0 best_loss 0.3",
+        "step 10 loss 1.0 loading from disk 0.2s",
+        "step 10 (resumed from a.pt) loss 1.0",
+    ],
+)
+def test_line_of_a_step_that_also_names_another(line: str) -> None:
+    fact = line_parser.parse(line)
+    assert fact is not None
+    assert (fact.step, fact.loss, fact.scores) == (10, 1.0, {})

@@ -46,6 +46,12 @@ _SUMMARY = re.compile(r"Loss  \S+ → ")
 _YOLO_EVAL = re.compile(rf"all(?: +(?:{NUMBER})){{4}} +(?P<map50>{NUMBER}) +(?P<map>{NUMBER})\b")
 # `Averaged stats: lr: 0.001  loss: 1.23 (2.34)`, at the end of an epoch of DETR, DINO, MAE
 _AVERAGED = re.compile(r"\bAveraged (?:\w+ )?stats: ")
+# `Loaded checkpoint (step 2000, loss 1.93)`, not `step 10 loss 1.0 loading from disk 0.2s`
+_RESTORED = re.compile(
+    r"(?:(?!loss|\b(?:step|iter)\b).){0,60}?\b(?:load(?:ed|ing)|resum(?:ed|ing)|restor(?:ed|ing)) "
+    r"(?:\w+ ){0,3}(?:checkpoint|snapshot|model|weights|state|from|training|run|at)\b",
+    re.I,
+)
 # `Validation: acc 0.9123, wer 0.2`, `Validation: PSNR 29.81 dB (+1.20 over the input), SSIM 0.9123`
 _OWN_SCORES = re.compile(rf"(?:Validation:|,) (\w+) ({NUMBER})(?: dB)?(?: \([^()]*\))?(?=,|$)")
 # a task may have another name for its samples
@@ -109,7 +115,7 @@ def parse(raw: str, offset: int = 0) -> LogRecord | None:
     if "'train_runtime'" in text:
         fact.trained = True
         return fact
-    if _SUMMARY.match(text) or _AVERAGED.search(text):
+    if _SUMMARY.match(text) or _AVERAGED.search(text) or _RESTORED.match(text):
         return None
     if found := _YOLO_EVAL.match(text):
         fact.scores = {f"val_{name}": to_float(value) for name, value in found.groupdict().items()}

@@ -65,6 +65,7 @@ _EVAL_PART = re.compile(
 _ACCURACY = re.compile(r"^(?:\*|Test:?) +(?:Acc|Prec)@1 ")
 _QUICKSTART = re.compile(r"^Accuracy: +[\d.]+%, +Avg loss: ")  # PyTorch's tutorial
 _OPENMMLAB = re.compile(r"\b(?:Epoch|Iter)\(val\) *\[")  # any name is that of a score
+_OF_ANOTHER = re.compile(r"(?<![^\W_])(?:best|lowest|min|minimum)[ _/]")  # step: `best loss 0.3`
 _TOP = re.compile(r"(?:acc|prec)@(\d+)")
 # `Loss 5.9164 (5.7825)`: of this batch, and the mean so far
 _MEAN = re.compile(rf" *\( *(?P<mean>{NUMBER}) *\)")
@@ -178,7 +179,7 @@ def field_of(key: str) -> str | None:
         and rest in FIELD
     ):
         return FIELD[rest]
-    return "loss" if key.endswith("loss") else None
+    return "loss" if key.endswith("loss") and not _OF_ANOTHER.search(key) else None
 
 
 def _loss_place(key: str) -> int:
