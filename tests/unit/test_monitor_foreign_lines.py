@@ -93,6 +93,20 @@ LINES: dict[str, dict[str, Any]] = {
         "epochs": 10,
     },
     "step 1 loss 0.5 1.2e4 tok/s": {"step": 1, "loss": 0.5, "tokens_per_s": 12000.0},
+    "step 1 loss 0.5 12.3k tok/s": {"step": 1, "loss": 0.5, "tokens_per_s": 12300.0},
+    "step 1 loss 0.5 tok/s=123k": {"tokens_per_s": 123000.0},
+    "step 2.3k/10k loss 0.5": {"step": 2300, "total": None, "loss": 0.5},
+    "{'train/loss': 2.3, 'train/global_step': 100, 'train/learning_rate': 1e-3}": {
+        **{"step": 100, "loss": 2.3, "lr": 1e-3},
+    },
+    # modded-nanogpt, DeepSpeed
+    "step:2/1000 train_loss:2.9980 train_time:240ms step_avg:120.00ms": {
+        **{"step": 2, "total": 1000, "loss": 2.998, "step_ms": 120.0},
+    },
+    "[2024-01-01 00:00:00,123] [INFO] [timer.py:215:stop] epoch=0/micro_step=10/global_step=10, "
+    "RunningAvgSamplesPerSec=12.3, CurrSamplesPerSec=12.5, MemAllocated=0.5GB, MaxMemAllocated=1GB": {
+        **{"source": "DeepSpeed", "step": None, "samples_per_s": 12.5, "memory_bytes": 10**9},
+    },
     "step 1 loss 0.5, 速度1,234.5 samples/s": {"samples_per_s": 1234.5},
     "Train Epoch: \t1, Loss: \t0.0523": {"epoch": 1, "loss": 0.0523},
     "step:\t5\tloss:\t0.3\tlr:\t1e-4": {"step": 5, "loss": 0.3, "lr": 1e-4},

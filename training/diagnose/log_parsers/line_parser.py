@@ -31,7 +31,8 @@ COLOUR = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]{0,256}(?:\x07|\x1b\\)|\x1b[@-Z\\-_]"
 )
 _RATE = re.compile(
-    r"(?<![a-zA-Z\d,.])(\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?) ?(tok|sample)(?:ens?|s)?/s(?:ec)?\b"
+    r"(?<![a-zA-Z\d,.])(\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?)([kKM]?) ?(tok|sample)"
+    r"(?:ens?|s)?/s(?:ec)?\b"
 )
 _GAP = re.compile(r"\s{3,}|\t")
 _MEGATRON_EVAL = re.compile(
@@ -144,7 +145,8 @@ def parse(raw: str, offset: int = 0) -> LogRecord | None:
 def _special(text: str, fact: LogRecord) -> None:
     """Metrics that are not a pair of name and number."""
     if fact.tokens_per_s is None and fact.samples_per_s is None and (found := _RATE.search(text)):
-        setattr(fact, "tokens_per_s" if found[2] == "tok" else "samples_per_s", to_float(found[1]))
+        rate = named_numbers.scaled(to_float(found[1]), found[2])
+        setattr(fact, "tokens_per_s" if found[3] == "tok" else "samples_per_s", rate)
     if fact.source == "Duet" and fact.samples_per_s is None and (found := _OWN_RATE.search(text)):
         fact.samples_per_s = to_float(found[1])
     if fact.eta_s is None and (found := ETA.search(text)):

@@ -28,8 +28,8 @@ _WORDS = r"(?: (?!(?i:nan|inf|infinity)\b)[A-Za-z]+){0,3}"  # more words of a na
 _PAIR = re.compile(
     rf"(?<![\w/.@-])(?P<key>[A-Za-z_][\w/.@-]*{_WORDS}(?: ?\((?:ms|s|data|MB|GB)\))?)['\"]?(?: "
     rf"*[:=] *|\s+)(?:tensor(?=\())?['\"\[(]{{0,2}} *"
-    rf"(?P<value>{NUMBER})(?P<unit> ?(?:%|(?:ms|[smh]|[KMGT]i?B)\b)|[KM]\b)?(?: *(?:/|of) "
-    rf"*(?P<of>\d[\d,]*)(?![\d.]))?"
+    rf"(?P<value>{NUMBER})(?P<unit> ?(?:%|(?:ms|[smh]|[KMGT]i?B)\b)|[kKM]\b)?(?: *(?:/|of) "
+    rf"*(?P<of>\d[\d,]*)(?![\d.kKM]))?"
 )
 # `Epoch: [0][  10/5005]`, `[640/60000 (1%)]`
 PART = re.compile(r"\[\s*(?P<done>\d+)/\s*(?P<of>\d+)(?: \(|\])")
@@ -71,7 +71,7 @@ _TOP = re.compile(r"(?:acc|prec)@(\d+)")
 _MEAN = re.compile(rf" *\( *(?P<mean>{NUMBER}) *\)")
 _DURATION = re.compile(r"(?:(\d+)d )?(?:(\d+)h )?(\d+)m (\d+)s")  # of ms-swift
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-_THOUSANDS = {"K": 1e3, "M": 1e6}
+_SCALES = {"k": 1e3, "K": 1e3, "M": 1e6}
 _BYTES = {
     "M": 1 << 20,
     "KB": 1e3,
@@ -99,7 +99,7 @@ def read(text: str, fact: LogRecord) -> None:
         key, unit = pair["key"].lower(), (pair["unit"] or "").strip()
         name, value = field_of(key), to_float(pair["value"])
         if name != "memory":
-            value *= _THOUSANDS.get(unit, 1)
+            value = scaled(value, unit)
         if (score := _EVAL.fullmatch(key)) and not _NO_SCORE.search(score["what"] or ""):
             fact.scores.setdefault(_score_name(score), value)
         elif accuracy and (top := _TOP.fullmatch(key)):
@@ -156,7 +156,8 @@ def _mean_of_all(text: str, end: int, value: float) -> float | None:
 
 def field_of(key: str) -> str | None:
     """Field of a name, with or without a meaningless first word: `INFO step`, `[GPU0] loss`,
-    `train loss`."""
+    `train loss`, `train/lr` of wandb."""
+    key = key.removeprefix("train/")
     if key in FIELD:
         return FIELD[key]
     if key.endswith("total steps"):
@@ -219,6 +220,11 @@ def _measure(fact: LogRecord, name: str, key: str, value: float, unit: str) -> N
         fact.elapsed_s = value * _SECONDS[unit]
     elif name == "left" and unit in _SECONDS and fact.eta_s is None:
         fact.eta_s = value * _SECONDS[unit]
+
+
+def scaled(value: float, unit: str) -> float:
+    """10.2 and "k": 10200.0 exactly, as a count of steps has to be."""
+    return round(value * _SCALES[unit], 3) if unit in _SCALES else value
 
 
 def to_float(text: str) -> float:
