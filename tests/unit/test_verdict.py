@@ -42,6 +42,7 @@ def test_a_rank_without_an_error_report(run: RunDir, status: int, cause: str, va
     record = failed(run, status)
     assert verdict(record) == (cause, "died", 1)
     assert value in record["summary"] and record["advice"]
+    assert any("status 0 at" in sentence for sentence in record["advice"]) == (status == 0)
 
 
 @pytest.mark.parametrize(
@@ -55,6 +56,7 @@ def test_sys_exit_of_a_script_is_reported_with_its_line(
     record = failed(run, rank=0)  # the exit that was seen first
     assert verdict(record) == ("exit_status", "died", 1) and record["where"] == "model.py:1"
     assert all(value in record["summary"] for value in values)
+    assert not any("status 0 at" in sentence for sentence in record["advice"])
 
 
 REPORT = """\

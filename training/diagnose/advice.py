@@ -46,6 +46,7 @@ CRASH_STACKS = "crash_stacks"  # value: their files
 RANK_STACKS = "stacks"  # value: their folder; only of runs of Duet
 # Whether the card has the kernel's messages: empty values, one of which is known.
 KERNEL_READ, KERNEL_UNREAD = "kernel_read", "kernel_unread"
+STATUS_0 = "status_0"  # an empty value: the rank may have ended with status 0
 COMMANDS = (RESUME_COMMAND, NO_WORKERS)  # values also for a signature's own advice
 # An empty value: only the general advice is about restoring a GPU.
 GPU_RESET, RESTORES = "gpu_reset", re.compile(r"\b(reset|reboot)\b")
@@ -137,6 +138,8 @@ def of_end(
     if (kernel := end.get("kernel")) and kernel["source"]:
         groups = {**groups, KERNEL_READ: ""}
         run_values = {name: one for name, one in run_values.items() if name != KERNEL_UNREAD}
+    if end.get("status"):
+        run_values = {name: one for name, one in run_values.items() if name != STATUS_0}
     if folder := end.get("stacks"):
         groups = {**groups, RANK_STACKS: shlex.quote(folder)}
     log = end.get("log")
@@ -207,6 +210,7 @@ def values(run: RunDir, plan: Plan) -> dict[str, str]:
         "ranks": plan["ranks"],
         "parent": shlex.quote(str(run.path.parent)),
         KERNEL_UNREAD: "",
+        STATUS_0: "",
     }
     if not run.is_gone():  # moved or removed: no sentence names its files
         found |= {
