@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import subprocess
+import termios
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
@@ -52,6 +54,14 @@ class Child:
                 else:
                     os.kill(pid, number)
 
+    def follow_terminal(self) -> None:
+        """Its pseudo-terminal gets the size that the user's now has. By default the signal does
+        nothing."""
+        for number, fd in self.outputs.items():
+            with contextlib.suppress(OSError):  # a pipe, or closed
+                copy_size(number, fd)
+                self.signal_group(signal.SIGWINCH)
+
     @contextlib.contextmanager
     def _noting_refusal(self) -> Iterator[None]:
         try:
@@ -73,3 +83,9 @@ class Child:
             if place
             else msg("launcher.limits.unkillable", name=name, pid=pid)
         )
+
+
+def copy_size(terminal: int, to: int) -> None:
+    """Raises OSError if one of them is no terminal."""
+    size = fcntl.ioctl(terminal, termios.TIOCGWINSZ, b"\0" * 8)
+    fcntl.ioctl(to, termios.TIOCSWINSZ, size)

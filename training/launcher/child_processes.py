@@ -154,6 +154,10 @@ class ChildProcesses:
     def pass_on(self, number: int) -> None:
         """Send a signal that does not stop anything to each rank that has a handler for it, or to
         the processes below it that have one: it would end others."""
+        if number == signal.SIGWINCH:
+            for child in self.alive.values():
+                child.follow_terminal()
+            return
         found = {} if self._state.outcome.ours else self._targets(number)
         for child in self.alive.values():
             family = found.get(child.popen.pid, {child.popen.pid})

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import functools
 import os
 import pty
@@ -23,7 +22,7 @@ from training.core import log, rundir
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 from training.host import numa, process, topology
-from training.launcher.child import Child
+from training.launcher.child import Child, copy_size
 from training.launcher.local_ranks import LocalRanks
 
 if TYPE_CHECKING:
@@ -237,8 +236,7 @@ def _terminal_like(number: int) -> tuple[int, int]:
         log.warning(msg("launcher.no_terminal", error=error))
         return os.pipe()
     _raw(writer)
-    size = fcntl.ioctl(number, termios.TIOCGWINSZ, b"\0" * 8)
-    fcntl.ioctl(writer, termios.TIOCSWINSZ, size)
+    copy_size(number, writer)
     return reader, writer
 
 

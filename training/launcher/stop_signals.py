@@ -20,9 +20,10 @@ def code(number: int) -> Exit:
     return Exit.INTERRUPTED if number == signal.SIGINT else Exit.PREEMPTED
 
 
-# A rank that exits with such a status got this stop signal itself.
-PASSED_ON = (signal.SIGUSR2,)  # has a meaning for the script alone
+# These do not stop anything: one has a meaning for the script alone, one is of the terminal.
+PASSED_ON = (signal.SIGUSR2, signal.SIGWINCH)
 PAIR_S = 2.0  # `timeout` signals its child and then the whole group
+# A rank that exits with such a status got this stop signal itself.
 SIGNALS = {int(Exit.PREEMPTED): signal.SIGTERM, int(Exit.INTERRUPTED): signal.SIGINT}
 
 
