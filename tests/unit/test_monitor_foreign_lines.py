@@ -93,6 +93,12 @@ LINES: dict[str, dict[str, Any]] = {
         "epochs": 10,
     },
     "step 1 loss 0.5 1.2e4 tok/s": {"step": 1, "loss": 0.5, "tokens_per_s": 12000.0},
+    # Lightning names the last epoch, counted from 0
+    "Epoch 0/9  ━━━━━━━━━━━━━━━ 50/100 0:00:06 • 0:00:06 8.33it/s v_num: 0 train_loss: 0.5": {
+        **{"source": "Lightning", "epoch": 0, "epochs": 10, "step": 50, "total": 100, "loss": 0.5},
+    },
+    "Epoch 0/0  ━━━━━━━━━━━━━━━ 50/100 0:00:06 • 0:00:06 8.33it/s v_num: 0": {"epochs": 1},
+    "Epoch 3/-2 ━━━━━━━━━━━━━━━ 50/100 0:00:06 • 0:00:06 8.33it/s v_num: 0": {"epochs": None},
     "step 1 loss 0.5 12.3k tok/s": {"step": 1, "loss": 0.5, "tokens_per_s": 12300.0},
     "step 1 loss 0.5 tok/s=123k": {"tokens_per_s": 123000.0},
     "step 2.3k/10k loss 0.5": {"step": 2300, "total": None, "loss": 0.5},

@@ -104,7 +104,8 @@ def _bar(found: re.Match[str], kind: str, head: str) -> ProgressBar:
     if behind.startswith(","):  # `lr=[1e-05], loss=0.3]`: the match ended within the bar
         rest, behind = rest + behind, ""
     epoch = _EPOCH.search(head)
-    epochs = int(epoch["epochs"]) if epoch and epoch["epochs"] else None
+    # Lightning's rich bar names the last epoch, counted from 0
+    epochs = int(epoch["epochs"]) + (kind == "rich") if epoch and epoch["epochs"] else None
     return ProgressBar(
         done=_count(part["done"]),
         total=_count(part["of"]) if part["of"] else None,
