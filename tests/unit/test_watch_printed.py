@@ -11,10 +11,11 @@ import pytest
 
 from tests.unit.test_watch_start import PLAN, SCRIPT
 from tests.unit.verdicts import TRACEBACK, failed, finding, new_run, report_error
+from training.core.contracts.kinds import HangKind
 from training.core.rundir import RunDir
 from training.core.tail import log_sizes
 from training.watchdog import printed_steps, rank_exit
-from training.watchdog.hang_report import UNEVEN, HangFinding
+from training.watchdog.hang_report import DESYNC, HANG, UNEVEN, HangFinding
 from training.watchdog.script_watchdog import ScriptWatch
 from training.watchdog.start import RanksWatch
 
@@ -111,3 +112,21 @@ def test_the_evidence_of_a_rank_that_has_ended_is_the_end_of_its_log(tmp_path: P
     uneven = replace(finding(UNEVEN), stacks={0: "no permission"})
     assert failed(run, 0, finding=uneven)["evidence"] == ["caught: bad sample"]
     assert failed(run, 0, None, finding=replace(uneven, rank=None))["evidence"] == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "rank", "shown"), [(UNEVEN, None, True), (DESYNC, 0, True), (HANG, 0, False)]
+)
+def test_an_exception_that_a_rank_has_survived_is_evidence_where_ranks_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: HangKind, rank: int | None, shown: bool
+) -> None:
+    run = new_run(tmp_path)
+    run.rank_log(0).write_text(TRACEBACK)
+    watch = RanksWatch(run, PLAN | SCRIPT, range(2), 2)
+    run.rank_log(1).write_text(f"{TRACEBACK}step 24 loss 0.4\n")
+    found = replace(finding(kind), rank=rank)
+    monkeypatch.setattr(ScriptWatch, "look", lambda *_: found)
+    again = watch.look(dict.fromkeys(range(2), os.getpid()), {})
+    assert again
+    line = "rank 1 has printed an exception that did not end it: ValueError: planted at /prog:3"
+    assert again.evidence() == [*[line] * shown, *found.evidence()], "only of this attempt"

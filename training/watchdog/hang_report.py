@@ -56,6 +56,8 @@ class HangFinding:
     loops: bool = False  # it executes Python code without a pause, perhaps of long work
     # The guilty rank has failed, by the output of its launcher: the others wait in vain.
     death: RankExit | None = None
+    # Exceptions that ranks have survived, where they differ in what they do.
+    survived: tuple[str, ...] = ()
 
     @property
     def compares(self) -> bool:
@@ -113,10 +115,11 @@ class HangFinding:
         return "; ".join(f"rank {rank}: {place}" for rank, place in sorted(self.waiting.items()))
 
     def evidence(self) -> list[str]:
-        """Stack of the guilty rank, innermost frame first."""
+        """What ranks have survived, and the stack of the guilty one, innermost frame first."""
         stack = self.stacks.get(self.rank) if self.rank is not None else None
         main = deciding(stack) if stack else None
-        return [str(frame) for frame in main.frames[:SHOWN_FRAMES]] if main else []
+        frames = [str(frame) for frame in main.frames[:SHOWN_FRAMES]] if main else []
+        return [*self.survived, *frames]
 
     def texts(self) -> dict[int, str]:
         """The stacks as text, for files."""

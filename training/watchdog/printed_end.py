@@ -4,9 +4,12 @@ has caught and printed the exception, or only another launcher knows the status.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
+from training.core import cause_ids
+from training.core.messages import msg
+from training.core.rundir import RunDir
 from training.diagnose import exception_cause
 from training.diagnose.log_line import shown
 from training.diagnose.traceback import Traceback
@@ -42,6 +45,21 @@ def of_rank(log: Path, rank: int, since: int, *, alone: bool) -> RankExit | None
     if alone and not (thrown and _is_end(log, thrown)):
         return None
     return RankExit(ERROR, rank, logged.event.where, shown(logged.event.line.text.strip()))
+
+
+def survived(run: RunDir, ranks: Iterable[int], since: Mapping[Path, int]) -> list[str]:
+    """Exceptions that these ranks have printed and survived, in one line each. `since`: log → begin
+    of this attempt."""
+    found = []
+    for rank in ranks:
+        log = run.rank_log(rank)
+        logged = exception_cause.of_log(log, rank, since.get(log, 0))
+        event = logged.event if logged and logged.cause != cause_ids.PEER_DIED else None
+        if event and event.thrown:
+            at = msg("watchdog.at", frame=event.where) if event.where else ""
+            error = shown(event.line.text.strip())
+            found.append(msg("watchdog.printed.survived", rank=rank, error=error, at=at))
+    return found
 
 
 def _is_end(log: Path, thrown: Traceback) -> bool:

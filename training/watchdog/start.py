@@ -206,6 +206,9 @@ class RanksWatch:
         found = called.refine(found, self.run.ranks, pids, elsewhere=elsewhere, trains=self._trains)
         if found.kind == UNEVEN:
             found = replace(found, how=found.how + printed_steps.shown(self.run, self._earlier))
+        if found.compares or found.kind == UNEVEN:
+            lines = printed_end.survived(self.run, self.ranks, self._earlier)
+            found = replace(found, survived=tuple(lines))
         found = _complete(found, self.run, pids)
         return hang_dump.keep(self.run, found, found.texts())
 
