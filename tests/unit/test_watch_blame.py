@@ -10,7 +10,15 @@ import pytest
 
 from tests.unit.test_watch_samples import LIBRARY, MINE, PROCESS, judged, look, reduce
 from training.diagnose.advice import of_end, of_kind
-from training.watchdog.hang_report import HANG, MAY_END, UNEVEN, WORKS, HangFinding, NoFinding
+from training.watchdog.hang_report import (
+    HANG,
+    LOCKED,
+    MAY_END,
+    UNEVEN,
+    WORKS,
+    HangFinding,
+    NoFinding,
+)
 from training.watchdog.probes import procfs
 from training.watchdog.probes.stacks import Frame
 
@@ -94,7 +102,6 @@ SLEEPS = dataclasses.replace(look(Frame("/home/me/train.py", 3, "main")), ends_b
     [
         (dict[str, object](), MAY_END),
         ({"ends_by": "", "turns": 2}, MAY_END),
-        ({"ends_by": "", "locked_out": True}, MAY_END),
         ({"ends_by": "", "sockets": {8: 900}}, WORKS),
         ({"ends_by": "", "children": {9: dataclasses.replace(PROCESS, pid=9, io_bytes=40)}}, WORKS),
     ],
@@ -115,6 +122,14 @@ def test_a_rank_whose_wait_may_end_is_not_a_hang_for_a_long_time(
     found = judged((reduce(), reduce()), (before, after), alone=True)
     assert isinstance(found, HangFinding) and found.may_end
     assert (found.rank, found.where) == (1, "/home/me/train.py:3")
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_lock_that_another_program_holds_is_never_a_hang(alone: bool) -> None:
+    lock = dataclasses.replace(look(LOCKS), locked_out="the lock of /data/x, which b (pid 7) holds")
+    found = judged((reduce(), reduce()), (lock, lock), alone=alone)
+    assert isinstance(found, NoFinding) and found.code == LOCKED
+    assert str(found).startswith("rank 1 waits for the lock of /data/x, which b (pid 7) holds")
 
 
 def test_bytes_between_ranks_do_not_make_a_wait_end() -> None:

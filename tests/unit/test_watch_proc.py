@@ -167,6 +167,8 @@ def test_who_holds_the_lock_of_a_file(tmp_path: Path) -> None:
         fcntl.flock(held, fcntl.LOCK_EX)
         with subprocess.Popen([sys.executable, "-c", code]) as waits:
             wait_until(lambda: procfs.lock_holders().get(waits.pid) == os.getpid(), 20)
+            assert procfs.locked_file(waits.pid) == str(tmp_path / "lock")
+            assert procfs.locked_file(os.getpid()) == ""
             fcntl.flock(held, fcntl.LOCK_UN)
     assert waits.returncode == 0 and waits.pid not in procfs.lock_holders()
 

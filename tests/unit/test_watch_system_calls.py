@@ -140,5 +140,7 @@ def test_the_lock_of_a_file_that_another_program_holds(tmp_path: Path, child: st
     with (tmp_path / "lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         with targets.running(tmp_path, FLOCK, env=env) as (pid, _, _):
-            wait_until(lambda: take({0: pid}).looks[0].locked_out, 20)
+            wait_until(lambda: take({0: pid}).looks[0].locked_out != "", 20)
+            lock = take({0: pid}).looks[0].locked_out
+            assert str(tmp_path / "lock") in lock and f"pid {os.getpid()})" in lock
             assert not take({0: pid, 1: os.getpid()}).looks[0].locked_out, "of a rank"

@@ -66,6 +66,7 @@ VERDICTS = {
     "collectives_advance": "no hang: collectives advance",
     "elsewhere": "undecided: all local ranks wait, possibly for another machine",
     "gpu_works": "no hang: a GPU may still be computing",
+    "locked_out": "undecided: a rank waits for a lock that another program holds",
     "loops": "undecided: a rank stays in the same Python functions",
     "no_stack": "undecided: stacks cannot be read",
     "paused": "all ranks are stopped by a signal",

@@ -28,6 +28,7 @@ from training.watchdog.hang_report import (
     FAILED,
     GPU_WORKS,
     HANG,
+    LOCKED,
     LOOPS,
     QUIET,
     SHORT,
@@ -50,7 +51,7 @@ PER_PATIENCE = 12  # samples in that time
 LEAST_S = 0.3  # minimum interval of samples
 ALONE_TIMES = 5.0  # no rank waits for another, or the one they wait for may be working
 # Limits of silence after which a reason for no finding is a warning, once: it may be wrong.
-WARN_TIMES = {QUIET: ALONE_TIMES} | dict.fromkeys(
+WARN_TIMES = {LOCKED: 1.0, QUIET: ALONE_TIMES} | dict.fromkeys(
     (WORKS, GPU_WORKS, ADVANCES, SINGLE), 2 * ALONE_TIMES
 )
 # long work in Python looks like an endless loop; before the first step it counts as work

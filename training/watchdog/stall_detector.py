@@ -86,6 +86,10 @@ def detect_stall(
         )
     guilty, unsure = [], None  # one that works decides, whatever the others do
     for c in others:
+        if c.last.locked_out and c.idle and c.same_functions:
+            text = msg("watchdog.stall.locked_out", rank=c.rank, lock=c.last.locked_out)
+            unsure = NoFinding(hang_report.LOCKED, text)
+            continue
         how = _stuck(c, burst, alone)
         if how is None:
             shown = _shown(seen, c.rank)
@@ -262,8 +266,6 @@ def _stuck(c: RankTrace, burst: Burst | None, alone: bool) -> str | None:
 def _may_end(c: RankTrace) -> bool:
     """Could its wait end, for a timeout or a process that is not a rank? torch polls a data loader:
     there it depends on the worker."""
-    if c.last.locked_out:
-        return True
     if c.last.main and waits_for_worker(c.last.main):
         return c.exchanges or loader_workers.may_end(c)
     return c.may_end or pool_workers.may_end(c)

@@ -217,6 +217,17 @@ def lock_holders() -> dict[int, int]:
     return found
 
 
+def locked_file(pid: int) -> str:
+    """The file for whose lock this process waits; "" unknown."""
+    locks = (line.split() for line in read_text("/proc/locks").splitlines())
+    inodes = {int(w[6].split(":")[2]) for w in locks if w[1] == "->" and int(w[5]) == pid}
+    for name in open_files(pid) if inodes else ():
+        with contextlib.suppress(OSError):  # removed, or no file
+            if Path(name).stat().st_ino in inodes:
+                return name
+    return ""
+
+
 def is_closed(pid: int) -> bool:
     """Does it exist, but is it another user's, whose memory and environment cannot be read?"""
     # not by maps, whose mode allows everyone to read

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from training.core.messages import msg
 from training.watchdog.probes import awaited, graph_capture, procfs, sockets, stacks
 from training.watchdog.probes.procfs import Process
 from training.watchdog.probes.stacks import Stack, Thread
@@ -35,8 +36,8 @@ class ProcessSample:
     # in every rank each second.
     served: frozenset[int] = frozenset()
     ends_by: str = ""  # awaited
-    # It, or a child, waits for the lock of a file that no rank holds.
-    locked_out: bool = False
+    # The lock for which it, or a child, waits, and the running program that holds it; no rank.
+    locked_out: str = ""
     # When it has called its newest collective, or one has ended, where torch's flight recorder
     # answers.
     newest_call: int | None = None
@@ -68,7 +69,7 @@ def take(
     families = {rank: procfs.family(pid, tree) for rank, pid in pids.items()}
     ours = {*pids.values(), *itertools.chain(*families.values())}
     locked_out = {
-        waits
+        waits: holder
         for waits, holder in procfs.lock_holders().items()
         if holder not in ours and procfs.lives(holder)
     }
@@ -108,10 +109,15 @@ def take(
             frozenset(own - to_store),
             frozenset(i for i, c in mine.items() if c.here[1] == store and i in own),
             awaited.ends_by(pid, found[pid], to_ranks),
-            not locked_out.isdisjoint((pid, *families[rank])),
+            next((_lock(o, locked_out[o]) for o in (pid, *families[rank]) if o in locked_out), ""),
         )
         looks[rank] = replace(look, newest_call=_newest(rank, look, before, newest_call))
     return Sample(time.monotonic(), looks, procfs.written_back())
+
+
+def _lock(waits: int, holder: int) -> str:
+    name, file = procfs.name(holder).strip(), procfs.locked_file(waits) or "?"
+    return msg("watchdog.lock", file=file, name=name, pid=holder)
 
 
 def _store_port(pid: int) -> int:
