@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import pytest
 
 from tests.conftest import processes, wait_until
 from tests.e2e.conftest import PEERS, SCRIPTS, Launched
+from tests.e2e.test_script_stop import SPAWNS, TRAIN
 from training.core.rundir import read_json, read_records
 from training.launcher.local_ranks import free_port
 
@@ -201,6 +203,38 @@ def test_a_stop_request_reaches_the_ranks(watch: Watch, tmp_path: Path, token: s
     os.kill(run.process.pid, signal.SIGTERM)
     assert run.wait(60) == 75
     wait_until(lambda: not processes(token), 8, "everybody gone")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "how"), [(signal.SIGUSR1, "torchrun"), (signal.SIGTERM, "shell script")]
+)
+def test_ranks_below_another_launcher_save_at_a_stop_request(
+    watch: Watch, tmp_path: Path, number: int, how: str
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN)
+    command = (*TORCHRUN, str(script), str(tmp_path), "1")
+    if how == "shell script":
+        command = ("bash", "-c", f"{shlex.join(command)}; echo ended with $?")
+    run = watch(*command)
+    wait_until(lambda: run.output.count("ready") == 2, 60, "both ranks")
+    run.process.send_signal(number)
+    assert run.wait() == 75
+    assert all((tmp_path / f"saved{rank}.1").exists() for rank in range(2)), run.output[-3000:]
+    assert ("ended with" in run.output) == (how == "shell script")
+    assert "left behind" not in run.output
+
+
+@pytest.mark.soak
+def test_spawned_ranks_save_at_a_stop_request(watch: Watch, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SPAWNS)
+    run = watch(sys.executable, str(script), str(tmp_path), str(free_port("127.0.0.1")))
+    wait_until(lambda: "ready 0" in run.output and "ready 1" in run.output, 60, "both ranks")
+    run.process.send_signal(signal.SIGTERM)
+    assert run.wait() == 75
+    assert all((tmp_path / name).exists() for name in ("saved0", "saved1", "exported"))
 
 
 @pytest.mark.soak

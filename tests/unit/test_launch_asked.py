@@ -69,6 +69,20 @@ def test_a_signal_is_for_the_script_or_its_training(
     assert targets({0: shell}, number, alone=True) == {shell: wanted}
 
 
+def test_a_launcher_passes_signals_on_to_ranks_in_groups_of_their_own(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torchrun, also at a signal that it does not know itself: see understood."""
+    run = "import subprocess; subprocess.run({train!r}, shell=True, start_new_session={alone})"
+    for alone in (True, False):
+        code = run.format(train=TRAIN, alone=alone)
+        shell, rank = start(f"{shlex.quote(sys.executable)} -S -c {shlex.quote(code)}; true")
+        launcher, ranks = discovery.python_of(shell), discovery.Started({0: rank})
+        monkeypatch.setattr(discovery, "own_ranks", lambda *_, found=ranks, **__: found)
+        wanted = {launcher if alone else rank}
+        assert targets({0: shell}, USR1, alone=True) == {shell: wanted}
+
+
 def test_a_script_gets_a_signal_again_with_the_next_program(start: Start) -> None:
     asked, (shell, python) = AskedProcesses(), start(FOREGROUND)
     assert asked.new({shell: {shell, python}}) == {shell: {shell, python}}

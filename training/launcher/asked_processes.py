@@ -21,7 +21,9 @@ def targets(started: Mapping[int, int], number: int, *, alone: bool) -> dict[int
     the only rank of the run, which may have started others."""
     trainings, found = wrapped.trainings(started), dict[int, set[int]]()
     for rank, pid in started.items():
-        starter, own = discovery.python_of(pid), _own_ranks(pid, alone)
+        starter = discovery.python_of(pid)
+        # a launcher that gives its ranks groups of their own passes signals on itself
+        own = {one for one in _own_ranks(pid, alone) if in_group(one, pid)}
         family = {starter, trainings[rank], *own}
         # At SIGINT the ranks of mp.spawn are joined, as from a terminal. Another signal would end
         # the program that has started them, and its end those that save.
@@ -31,7 +33,6 @@ def targets(started: Mapping[int, int], number: int, *, alone: bool) -> dict[int
             family.add(pid)
         elif has_trap(pid, starter, number):
             family = {pid}
-        # a launcher that gives its ranks groups of their own passes signals on itself
         found[pid] = {one for one in family if in_group(one, pid)} or {pid}
     return found
 

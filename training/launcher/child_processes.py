@@ -158,7 +158,8 @@ class ChildProcesses:
             for child in self.alive.values():
                 child.follow_terminal()
             return
-        found = {} if self._state.outcome.ours else self._targets(number)
+        outcome = self._state.outcome
+        found = {} if outcome.ours or outcome.watched else self._targets(number)
         for child in self.alive.values():
             family = found.get(child.popen.pid, {child.popen.pid})
             if takers := {one for one in family if catches(one, number)}:
@@ -183,12 +184,12 @@ class ChildProcesses:
                 child.signal_group(signal.SIGKILL)
 
     def ask_to_stop(self, number: int) -> None:
-        """Pass a stop signal on to each rank; torchrun and all its processes get SIGTERM."""
+        """Pass a stop signal on to each rank, or to a watched command as to the only rank of a
+        script; torchrun and all its processes get SIGTERM."""
         ours, watched = self._state.outcome.ours, self._state.outcome.watched
         for child in self.alive.values():
-            if child.rank is None:
-                # as a terminal does; torchrun knows SIGTERM only
-                child.signal_group(signal.Signals(number) if watched else signal.SIGTERM)
+            if child.rank is None and not watched:
+                child.signal_group(signal.SIGTERM)  # torchrun knows SIGTERM only
             elif ours or self.killing:  # a script that ends already, to start with other ranks
                 child.signal(signal.Signals(number))
         if not ours:
@@ -214,7 +215,8 @@ class ChildProcesses:
     def _targets(self, number: int, *, watch: bool = False) -> dict[int, set[int]]:
         """See targets(). Where these cannot be found, a rank gets the first signal itself. `watch`:
         it is a stop signal, see AskedProcesses."""
-        ranks = {rank: pid for rank, pid in self.pids().items() if rank is not None}
+        watched = self._state.outcome.watched
+        ranks = {r or 0: pid for r, pid in self.pids().items() if r is not None or watched}
         alone = self._state.team.world_size == 1
         found = {pid: {pid} for pid in ranks.values() if pid not in self._asked}
 
