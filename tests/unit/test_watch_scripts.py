@@ -202,7 +202,8 @@ def test_a_stopped_rank_is_reported_and_then_found(tmp_path: Path) -> None:
         found.how == f"is stopped (SIGSTOP; resume: kill -CONT {pids[0]})"
         and found.since_s >= heartbeat_watchdog.STOPPED_S
     )
-    assert logged == [f"rank 0 (pid {pids[0]}) is stopped by SIGSTOP; resume: kill -CONT {pids[0]}"]
+    stopped = f"rank 0 (pid {pids[0]}) is stopped by SIGSTOP; resume: kill -CONT {pids[0]}"
+    assert logged == [f"{stopped}; the run is ended after {heartbeat_watchdog.STOPPED_S:g} s"]
 
 
 def test_ranks_that_are_all_stopped_are_not_a_hang(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ WARNINGS = {
     "warning.checkpoint_not_saved": "a checkpoint could not be saved; the next save tries again",
     "warning.checkpoint_skipped": "a damaged or incomplete checkpoint was skipped on resume",
     "warning.collectives_hidden": "the collectives of a rank cannot be observed from outside",
+    "warning.debugger": "a debugger holds a rank; the run waits for it",
     "warning.exception_caught": "a rank of a finished run has printed exceptions and continued",
     "warning.heartbeat_unreadable": "hang detection is off: a heartbeat file cannot be read",
     "warning.inject_missed": "an injected fault did not happen",

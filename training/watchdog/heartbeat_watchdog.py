@@ -13,7 +13,7 @@ from training.core import heartbeat, log, phase_timeouts, phases, rundir
 from training.core.heartbeat import HeartbeatRecord
 from training.core.messages import msg
 from training.core.phase_timeouts import COMPILE_S, START_S, PhaseTimeouts
-from training.watchdog import culprit, hang_dump
+from training.watchdog import culprit, hang_dump, traced
 from training.watchdog.hang_report import HANG, STOPPED, HangFinding
 from training.watchdog.probes import procfs, snapshot
 from training.watchdog.probes.procfs import Process
@@ -95,7 +95,7 @@ class HeartbeatWatchdog:
         still starting."""
         since, pid = max(self._begun, self._awake), pids[rank]
         process = procfs.read_process(pid)
-        if now - since <= START_S or process is None or process.state in "ZX":
+        if now - since <= START_S or process is None or process.state in "ZXt":  # t: in a debugger
             return None
         known, waited = self._quiet.get(rank), sum(queued(pid).values())
         if known is None or known[1].pid != pid or known[0] < since:
@@ -169,18 +169,24 @@ class HeartbeatWatchdog:
 
     def _look_for_stopped(self, pids: Mapping[int, int], now: float) -> int | None:
         """A rank that is stopped by a signal does not resume by itself; it is reported before its
-        phase is overdue. Ranks that are all stopped were stopped on purpose."""
+        phase is overdue. Ranks that are all stopped were stopped on purpose. While a debugger
+        holds one, no time counts."""
+        debugged = False
         for rank, pid in pids.items():
             process = procfs.read_process(pid)
             if process is None or process.state not in ("T", "t"):
                 self._stopped.pop(rank, None)
                 continue
             since = now - self._stopped.setdefault(rank, now)
-            if since > STOPPED_S:
-                self._report_stopped(
-                    rank, pid, msg("watchdog.a_debugger") if process.state == "t" else "SIGSTOP"
-                )
+            if since > STOPPED_S and process.state == "t":
+                debugged = True
+                self._warn("warning.debugger", traced.text(rank, pid))
+            elif since > STOPPED_S:
+                self._report_stopped(rank, pid)
         self._stopped = {rank: since for rank, since in self._stopped.items() if rank in pids}
+        if debugged:
+            self._awake = now
+            return None
         long = [
             rank
             for rank, since in self._stopped.items()
@@ -188,11 +194,11 @@ class HeartbeatWatchdog:
         ]
         return long[0] if long and len(self._stopped) < len(pids) else None
 
-    def _report_stopped(self, rank: int, pid: int, by: str) -> None:
+    def _report_stopped(self, rank: int, pid: int) -> None:
         beat = heartbeat.read(self.run.heartbeat(rank))
         # as in HangFinding.sentence(), in every language: ./duet diagnose reads it in logs
         place = f" in {str(beat)!r}" if beat else ""
-        text = msg("watchdog.heartbeat.stopped", rank=rank, place=place, pid=pid, by=by)
+        text = msg("watchdog.heartbeat.stopped", rank=rank, place=place, pid=pid)
         if self._acts and text not in self._reported:
             self._reported.add(text)
             if len(self.ranks) > 1:

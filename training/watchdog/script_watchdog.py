@@ -20,7 +20,7 @@ from dataclasses import replace
 from training.core import log
 from training.core.messages import msg
 from training.core.phase_timeouts import SHARE, TIMES  # of the silences so far
-from training.watchdog import gpu_waits, stall_detector
+from training.watchdog import gpu_waits, stall_detector, traced
 from training.watchdog.hang_report import (
     ADVANCES,
     BLIND,
@@ -214,20 +214,25 @@ class ScriptWatch:
 
     def _look_for_stopped(self, pids: Mapping[int, int], now: float) -> bool:
         """Is a rank stopped for long, but not all of them? It does not resume by itself; all of
-        them are stopped only on purpose."""
+        them are stopped only on purpose. While a debugger holds one, no time counts."""
+        debugged, limit_s = False, max(STOPPED_S, self.floor_s)
         for rank, pid in pids.items():
             process = procfs.read_process(pid)
             if process is None or process.state not in "Tt":
                 self._stopped.pop(rank, None)
             elif now - self._stopped.setdefault(rank, now) > STOPPED_S:
-                by = msg("watchdog.a_debugger") if process.state == "t" else "SIGSTOP"
-                self._warn(
-                    msg("watchdog.script.stopped", rank=rank, pid=pid, by=by),
-                    f"stopped {rank}",
-                )
+                text = msg("watchdog.script.stopped", rank=rank, pid=pid)
+                if process.state == "t":
+                    debugged, text = True, traced.text(rank, pid)
+                elif len(pids) > 1:
+                    text = msg("watchdog.heartbeat.ended_after", text=text, limit_s=limit_s)
+                self._warn(text, text)
         self._stopped = {rank: since for rank, since in self._stopped.items() if rank in pids}
+        if debugged:
+            self._begin(now)
+            return False
         longest = max((now - since for since in self._stopped.values()), default=0.0)
-        return longest > max(STOPPED_S, self.floor_s) and len(self._stopped) < len(pids)
+        return longest > limit_s and len(self._stopped) < len(pids)
 
     def _examine(
         self,

@@ -117,6 +117,12 @@ def name(pid: int) -> str:
     return read_text(f"/proc/{pid}/comm")
 
 
+def tracer(pid: int) -> int:
+    """The debugger of this process; 0 without one, or where it has no PID in this container."""
+    found = re.search(r"^TracerPid:\s*(\d+)$", read_text(f"/proc/{pid}/status"), re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
 def threads(pid: int) -> set[str]:
     """Names of its threads."""
     return {read_text(f"/proc/{pid}/task/{thread}/comm") for thread in threads_of(pid)}
