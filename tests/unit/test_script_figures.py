@@ -13,7 +13,7 @@ from training.core import rundir
 from training.core.errors import Exit
 from training.diagnose.log_parsers import line_parser
 from training.diagnose.log_parsers.log_metrics import LogMetrics
-from training.launcher import end_record, endings, failure_report
+from training.launcher import end_record, endings, failure_report, script_figures
 from training.launcher.outcome import Outcome
 from training.launcher.post_run import PostRun
 from training.launcher.recovery import Recovery
@@ -29,6 +29,13 @@ def script(path: Path, *lines: str) -> Made:
     rundir.write_json(made.run.plan, made.plan)
     made.run.rank_log(0).write_text("".join(f"{line}\n" for line in lines))
     return made
+
+
+def test_the_last_steps_of_all_attempts(tmp_path: Path) -> None:
+    first = [f"step {n} loss {1 / n:.3f}" for n in range(1, 13)]
+    again = [f"step {n} loss {1 / n:.3f}" for n in range(11, 76)]
+    for lines, expected in ((first, (11, 12)), (first + again, (74, 75)), (["hello"], ())):
+        assert script_figures.last_steps(script(tmp_path / str(len(lines)), *lines).run) == expected
 
 
 def finished(path: Path, *lines: str) -> facts.RunFacts:

@@ -86,6 +86,20 @@ def test_the_same_exception_is_tried_again_after_a_newer_checkpoint() -> None:
     assert remedy(earlier, plan, [second]) == again, "from the beginning"
 
 
+def test_the_same_exception_is_tried_again_after_later_steps() -> None:
+    """Its checkpoints may be in a folder of its configuration file."""
+    again = GiveUp("the same failure for the second time")
+    before = replace(RAISE, printed=(11, 12))
+    for steps, expected in {
+        (74, 75): Restart(2, pause_s=0.0),
+        (12, 13): again,  # by another rank, which is one step further this time
+        (4, 5): again,
+        (): again,
+    }.items():
+        assert remedy(replace(RAISE, printed=steps), PLAN, [before]) == expected
+    assert remedy(before, PLAN, [RAISE]) == again, "nothing was printed before"
+
+
 @pytest.mark.parametrize(
     ("before", "now", "expected"),
     [

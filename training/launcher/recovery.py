@@ -22,6 +22,7 @@ from training.launcher import (
     replan,
     restart_order,
     restart_text,
+    script_figures,
     script_recovery,
     script_snapshot,
     seats,
@@ -268,6 +269,7 @@ class Recovery:
             occupied="occupied" in record,
             blocked=outcome.blocked or record.get("blocked", ""),
             snapshot=self._snapshot,
+            printed=script_figures.last_steps(self.run) if self._of_script else (),
         )
 
     def _report(self, record: FailureRecord, failure: Failure, chosen: Restart) -> None:

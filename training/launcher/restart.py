@@ -46,6 +46,7 @@ class Failure:
     occupied: bool = False  # other processes have exhausted the GPU of `rank`
     blocked: str = ""  # ranks of any machine that even SIGKILL does not end
     snapshot: Snapshot | None = None  # newest one of a script
+    printed: tuple[int, ...] = ()  # the last two steps that a script has printed
 
     def same(self, other: Failure) -> bool:
         return (self.cause, self.kind, self.rank, self.status, self.step) == (

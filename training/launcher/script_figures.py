@@ -15,11 +15,17 @@ if TYPE_CHECKING:
 
 
 def printed(run: rundir.RunDir) -> LogMetrics | None:
-    """None if no rank has printed any. Read once, after the ranks have ended: never in the way of
-    their output. In a single pass, as the monitor's first one: only parts of a long log."""
+    """None if no rank has printed any. Read after the ranks have ended: never in the way of their
+    output. In a single pass, as the monitor's first one: only parts of a long log."""
     from training.diagnose.log_parsers.log_metrics import ScriptFigures
 
     return ScriptFigures(run.ranks).read()
+
+
+def last_steps(run: rundir.RunDir) -> tuple[int, ...]:
+    """The last two steps that the script has printed, or fewer."""
+    found = printed(run)
+    return tuple(sorted({record["step"] for record in found.records()})[-2:]) if found else ()
 
 
 def add(record: FailureRecord, run: rundir.RunDir, plan: Plan) -> None:

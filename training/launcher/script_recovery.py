@@ -1,8 +1,8 @@
 """Restarts of a user script, with torchrun's contract: the script loads its own snapshot, and
 TORCHELASTIC_RESTART_COUNT is the number of restarts.
 
-Unlike under torchrun, the same exception is not tried a second time without a newer checkpoint in
-between, and what a restart cannot remove (a full disk, a faulty GPU) ends the run at once.
+Unlike under torchrun, the same exception is not tried a second time without progress in between,
+and what a restart cannot remove (a full disk, a faulty GPU) ends the run at once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def remedy(failure: Failure, plan: Plan, before: Sequence[Failure]) -> Restart |
     if failure.spawns:
         return GiveUp(msg("launcher.retry.never.spawns"))
     passing = killed(failure) or may_pass(failure) or failure.occupied
-    since = [f for f in before if not moved(f.snapshot, failure.snapshot)]
+    since = [f for f in before if not _advanced(f, failure)]
     again = any((f.cause, f.summary) == (failure.cause, failure.summary) for f in since)
     if again and not passing:
         return GiveUp(msg("launcher.retry.same_exception"))
@@ -48,3 +48,10 @@ def remedy(failure: Failure, plan: Plan, before: Sequence[Failure]) -> Restart |
             )
         )
     return Restart(len(before) + 1, pause_s=pause_before(failure, before))
+
+
+def _advanced(before: Failure, now: Failure) -> bool:
+    """Has the script saved a newer checkpoint, or printed later steps? More than one: at the same
+    failure, another rank may have printed one step more."""
+    later = before.printed and now.printed and now.printed[0] > before.printed[-1]
+    return bool(later) or moved(before.snapshot, now.snapshot)
