@@ -156,7 +156,8 @@ def test_the_second_failure_in_a_row_stops_the_run(
     full_disk = number != 30  # a read-only one needs no room
     for text in (warning, problem.what):
         assert (f"; a checkpoint needs 5.0 MB; free in {tmp_path}: " in text) == full_disk
-    check = f"df -h {tmp_path}" if full_disk else f"findmnt -T {tmp_path}"
+    used = f"df -h {tmp_path}; df -i {tmp_path}"
+    check = used if full_disk else f"findmnt -T {tmp_path}"
     assert (check in warning, problem.fixes[0], bool(problem.allowed)) == (True, check, full_disk)
     assert (caught.value.code, caught.value.cause.errno) == (Exit.RESOURCES, number)
     assert "(steps 4 and 6)" in problem.what

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import shlex
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -91,7 +92,9 @@ class UserError(Exception):
 def unwritable(path: object, error: OSError, code: Exit = Exit.TRAINING) -> UserError:
     """For a file without which the ranks cannot be started."""
     what = msg("core.rundir.unwritable", file=path, strerror=error.strerror)
-    return UserError(Problem("run.unwritable", what), code)
+    there = shlex.quote(str(path))
+    fixes = [f"df -h {there}; df -i {there}; quota -s"] if error.errno in DISK_FULL else []
+    return UserError(Problem("run.unwritable", what, fixes=fixes), code)
 
 
 class RunStopped(UserError):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from training import tasks
 from training.config.batch import smaller
-from training.core import cause_ids, manifest, phases, units
+from training.core import cause_ids, inodes, manifest, phases, units
 from training.core.matching import matching
 from training.core.next_command import next_command, submission_of
 from training.core.rundir import RunDir
@@ -227,7 +227,10 @@ def values(run: RunDir, plan: Plan) -> dict[str, str]:
     if largest != resource.RLIM_INFINITY:
         found["file_limit"] = units.size(largest)
     with contextlib.suppress(OSError):  # the run directory was moved: the sentence is omitted
-        found["free_mb"] = f"{shutil.disk_usage(run.path).free / 1e6:.0f}"
+        if inodes.exhausted(run.path):
+            found["no_inodes"] = found["parent"]
+        else:
+            found["free_mb"] = f"{shutil.disk_usage(run.path).free / 1e6:.0f}"
     if "script" in plan and "retries" in plan and not plan["retries"]["value"]:
         found["retries_flag"] = RETRIES
     if "config" in plan and "batch" in plan:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from training.core import checkpoint_folder, heartbeat, log, manifest, units
+from training.core import checkpoint_folder, heartbeat, inodes, log, manifest, units
 from training.core.errors import DISK_FULL, Problem, RunStopped
 from training.core.messages import msg
 from training.host import env_vars
@@ -157,6 +157,8 @@ class AsyncCheckpointer:
         if error.errno not in DISK_FULL:
             return ""
         try:
+            if inodes.exhausted(self.folder):
+                return msg("trainer.checkpoint.no_inodes", folder=self.folder)
             free = units.size(shutil.disk_usage(self.folder).free)
         except OSError as unknown:
             free = unknown.strerror or msg("trainer.checkpoint.unknown_amount")
@@ -171,7 +173,7 @@ class AsyncCheckpointer:
         if error.errno not in DISK_FULL:
             return [f"findmnt -T {shlex.quote(str(self.folder))}", "sudo dmesg -T | tail -50"]
         folder, runs = (shlex.quote(str(path)) for path in (self.folder, self.folder.parent.parent))
-        return [f"df -h {folder}", f"du -sh {runs}/* | sort -h"]
+        return [f"df -h {folder}; df -i {folder}", f"du -sh {runs}/* | sort -h"]
 
     def _stopped(self, before: int, step: int, error: OSError) -> RunStopped:
         """The exception that stops the run, with the newest checkpoint's step."""
