@@ -87,6 +87,7 @@ def test_the_verdict_of_the_run_precedes_its_logs(run: RunDir) -> None:
         "evidence": ["model.py:12 (forward)"],
     }
     write_json(run.failure, failure)
+    (run.checkpoints / "step_00000002").mkdir(parents=True)
     record = result.diagnose([run.path])
     assert (record["cause"], record["rank"], record["where"]) == ("hang", 1, "model.py:12")
     assert any("--resume=run" in line for line in record["advice"])

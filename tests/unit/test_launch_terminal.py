@@ -1,4 +1,4 @@
-"""The pseudo-terminal of the first rank, which stands for the user's."""
+"""The pseudo-terminal of the first rank, in place of the user's."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def test_loss_of_an_evaluation_is_a_score(line: str) -> None:
         "type: test-run, step: 10, loss: 1.0",
     ],
 )
-def test_loss_of_a_step_is_no_score(line: str) -> None:
+def test_loss_of_a_step_is_not_a_score(line: str) -> None:
     fact = line_parser.parse(line)
     assert fact is not None
     assert (fact.step, fact.loss, fact.scores) == (10, 1.0, {})

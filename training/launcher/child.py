@@ -86,6 +86,6 @@ class Child:
 
 
 def copy_size(terminal: int, to: int) -> None:
-    """Raises OSError if one of them is no terminal."""
+    """Raises OSError if one of them is not a terminal."""
     size = fcntl.ioctl(terminal, termios.TIOCGWINSZ, b"\0" * 8)
     fcntl.ioctl(to, termios.TIOCSWINSZ, size)

@@ -49,7 +49,8 @@ _YOLO_EVAL = re.compile(rf"all(?: +(?:{NUMBER})){{4}} +(?P<map50>{NUMBER}) +(?P<
 _AVERAGED = re.compile(r"\bAveraged (?:\w+ )?stats: ")
 # `Loaded checkpoint (step 2000, loss 1.93)`, not `step 10 loss 1.0 loading from disk 0.2s`
 _RESTORED = re.compile(
-    r"(?:(?!loss|\b(?:step|iter)\b).){0,60}?\b(?:load(?:ed|ing)|resum(?:ed|ing)|restor(?:ed|ing)) "
+    r"(?:(?!loss|\b(?:step|iter)\b).){0,60}?"
+    r"\b(?:loaded|loading|resumed|resuming|restored|restoring) "
     r"(?:\w+ ){0,3}(?:checkpoint|snapshot|model|weights|state|from|training|run|at)\b",
     re.I,
 )
