@@ -19,7 +19,7 @@ from tests.unit.test_launch_attempt import PLAN
 from tests.unit.verdicts import report_error
 from training.core.errors import Exit
 from training.core.rundir import RunDir, read_json
-from training.launcher import failure_report, first_failure, local_ranks, timeouts
+from training.launcher import failure_report, first_failure, local_ranks, stop_signals, timeouts
 from training.launcher.attempt import Attempt
 from training.launcher.local_ranks import LocalRanks
 
@@ -125,8 +125,9 @@ def test_ranks_save_after_a_request_that_follows_an_exception(
 
 
 def test_the_exception_counts_also_where_the_ranks_do_not_stop(
-    run: RunDir, handlers: None, made: Made
+    run: RunDir, handlers: None, made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(stop_signals, "PAIR_S", 0.0)  # two requests
     ignores = f"signal.signal({TERM}, signal.SIG_IGN)\n"
     outcome = made(ignores + raised(run), [TERM, TERM]).go()
     assert sorted(outcome.ended) == [(0, -signal.SIGKILL), (1, -signal.SIGKILL)]
@@ -142,6 +143,7 @@ def test_the_exception_counts_also_where_a_rank_cannot_be_killed(
     run: RunDir, handlers: None, made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(timeouts, "UNKILLABLE_S", -1.0)  # not even a look after SIGKILL
+    monkeypatch.setattr(stop_signals, "PAIR_S", 0.0)
     ignores = f"signal.signal({TERM}, signal.SIG_IGN)\n"
     outcome = made(ignores + raised(run), [TERM, TERM, TERM]).go()
     assert outcome.blocked
