@@ -106,7 +106,7 @@ def kernel_log_unread() -> str:
 
 def wait_until(
     condition: Callable[[], object],
-    seconds: float = 60.0,
+    seconds: float = 180.0,
     what: str = "condition",
     every_s: float = 0.02,
 ) -> None:

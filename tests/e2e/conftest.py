@@ -60,7 +60,7 @@ class Launched:
                 f"still running after {seconds} s:\n{self.output[-3000:]}"
             ) from None
 
-    def wait_for(self, text: str, seconds: float = 60.0) -> None:
+    def wait_for(self, text: str, seconds: float = 180.0) -> None:
         wait_until(
             lambda: text in self.output or self.process.poll() is not None, seconds, repr(text)
         )

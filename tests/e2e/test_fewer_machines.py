@@ -27,6 +27,7 @@ from tests.e2e.two_machines import (
 )
 from training.core.rundir import RunDir, read_json
 from training.host.placement import LOOPBACK
+from training.launcher.coordinator import LAST_CALL_S
 from training.launcher.local_ranks import free_port
 
 __all__ = ["cable", "machines", "node"]  # fixtures
@@ -106,7 +107,7 @@ def test_a_lost_machine_is_left_out_and_taken_back(
         hook=at_rank(0, WAITS.format(flag=str(flag)), "training.tasks.gpt.model"),
     )
     first, second = start(0), start(1)
-    wait_until(lambda: last_step(first) >= 7, 60, "training")
+    wait_until(lambda: last_step(first) >= 7, what="training")
     kill_machine(token, 1)
     assert second.wait() == -signal.SIGKILL
     again = start(1)
@@ -144,7 +145,7 @@ def test_a_cut_cable_leaves_one_side_only(
     flags = FLAGS | {"inject": HELD(13), "min_ranks": 1, "shared": shared}
     flags["notify"] = f"echo $DUET_STATUS >> {notified}"
     first, second = node(0, **flags), node(1, **flags)
-    wait_until(lambda: last_step(first) >= 7, 60, "training")
+    wait_until(lambda: last_step(first) >= 7, what="training")
     rank = second.pids[1]
     cable(machine, one_way=one_way)
     wait_until(lambda: events(first, "restart") != [], 40, "a restart")
@@ -215,7 +216,7 @@ def test_a_stop_request_between_two_starts_ends_every_machine(
     start = starter(launch, tmp_path, 2, num_iterations=100000)
     first, second = start(0), start(1)
     second.run = RunDir(first.run.path, 1)
-    wait_until(lambda: last_step(first) >= 7, 60, "training")
+    wait_until(lambda: last_step(first) >= 7, what="training")
     frozen(second)
     first.wait_for("to be ready")
     first.process.send_signal(number)
@@ -233,7 +234,7 @@ def test_a_machine_that_waits_for_a_decision_can_be_stopped(
 ) -> None:
     start = starter(launch, tmp_path, 2, num_iterations=100000)
     first, second = start(0), start(1)
-    wait_until(lambda: last_step(first) >= 7, 60, "training")
+    wait_until(lambda: last_step(first) >= 7, what="training")
     frozen(first)
     second.wait_for("decision")
     second.process.send_signal(signal.SIGTERM)
@@ -282,7 +283,7 @@ def test_a_script_starts_without_a_machine_and_waits_below_the_minimum(
     """torchrun's contract for --nnodes=2:3."""
     start = script_starter(launch, tmp_path, "2:3", 2)
     runs = [start(number) for number in range(2)]
-    runs[0].wait_for("ranks 2 restarts 0")
+    runs[0].wait_for("ranks 2 restarts 0", LAST_CALL_S + 120)
     assert "3 → 2 ranks (without node 2)" in runs[0].output
     kill_machine(token, 1)
     runs[0].wait_for("waiting for another machine to join")

@@ -15,9 +15,11 @@ import torch.distributed as dist
 
 from tests.cases import each
 from tests.conftest import ROOT
+from tests.unit.test_gpt_muon_ranks import END
 from training.trainer import compression, ddp_model
 
-PROGRAM = """
+PROGRAM = (
+    """
 import sys
 import torch
 import torch.distributed as dist
@@ -60,8 +62,9 @@ def trained(compressed, steps=3):
     return {"gradients": found, "weights": weights, "finite": special}
 
 torch.save({name: trained(name == "bf16") for name in ("none", "bf16")}, f"{folder}/{rank}.pt")
-dist.destroy_process_group()
 """
+    + END
+)
 
 
 def ran(ranks: int, folder: Path) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.unit.test_gpt_muon_ranks import run
+from tests.unit.test_gpt_muon_ranks import END, run
 
 BEGIN = """
 import os
@@ -23,13 +23,6 @@ rank, ranks, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 torch.set_num_threads(1)
 dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", ranks), rank=rank,
                         world_size=ranks)
-"""
-
-# As Duet's own ranks: an interpreter that ends with the optimizer's process group may be aborted by
-# torch's threads.
-END = """
-dist.destroy_process_group()
-os._exit(0)
 """
 
 GATHERING = (

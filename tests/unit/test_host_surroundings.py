@@ -125,7 +125,9 @@ def test_a_real_name_server_that_is_silent(tmp_path: Path) -> None:
             server.bind(("127.0.0.53", 53))
         except OSError:
             pytest.skip("port 53 is not free here")
-        (tmp_path / "resolv.conf").write_text("nameserver 127.0.0.53\n")
+        (tmp_path / "resolv.conf").write_text(
+            "nameserver 127.0.0.53\noptions timeout:30 attempts:1\n"
+        )
         (tmp_path / "nsswitch.conf").write_text("hosts: files dns\n")
         (tmp_path / "hosts").write_text("127.0.0.1 localhost\n")
         started = time.monotonic()
@@ -155,7 +157,7 @@ def test_a_real_name_server_that_is_silent(tmp_path: Path) -> None:
     assert done.stdout.startswith(
         "warning unheard-of: no answer within 1 s from the name server; "
     ), done.stdout + done.stderr
-    assert took < 4, "the program ends although its resolver still waits (5 s by default)"
+    assert took < 25, "the program ends although its resolver still waits"
 
 
 def test_a_correct_clock() -> None:

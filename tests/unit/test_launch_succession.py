@@ -17,6 +17,7 @@ import pytest
 from tests.conftest import wait_until
 from tests.unit.node_plans import LOOPBACK, plan
 from training.core import cause_ids, manifest, standing
+from training.core.errors import Exit
 from training.core.failure_kinds import GONE
 from training.core.rundir import RunDir, write_json
 from training.launcher import leadership, restart, succession
@@ -88,7 +89,7 @@ class Team:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(20)
+            thread.join(60)
         return found
 
     def close(self) -> None:
@@ -335,6 +336,7 @@ def test_a_run_that_waits_for_a_machine_has_not_failed(
     ending: Any = SimpleNamespace(failure=None)
     leader = Leader(Launch(run, team.plans[0], ending, ""), team.first)  # type: ignore[arg-type]
     record: Any = {"cause": "peer_died", "kind": GONE, "rank": None, "summary": "", "time": created}
+    record["exit_code"] = int(Exit.TRAINING)
     write_json(run.failure, record)
     states = [RunWatch(run).read(0.0)["run"]["state"]]
 
