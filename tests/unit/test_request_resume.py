@@ -276,7 +276,7 @@ def test_a_run_name_that_is_taken(home: Path, shell: Shell) -> None:
 def test_the_names_offered_instead_of_a_taken_one_are_free(home: Path, shell: Shell) -> None:
     make_run(home / "experiments", "mine")
     make_run(home / "experiments", "mine_2")
-    (home / "experiments/folder").mkdir()
+    (home / "experiments/folder/of_mine").mkdir(parents=True)
     make_run(home / "experiments", "y" * 127)
     for name in ("mine", "folder", "y" * 127):
         for fix in only(wrong(f"--run_name={name}")).fixes:
