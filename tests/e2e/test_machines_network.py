@@ -27,7 +27,8 @@ from tests.e2e.two_machines import (
 __all__ = ["cable", "machines", "node"]  # fixtures
 
 pytestmark = pytest.mark.slow
-VERDICT_S = 60.0  # from a cut cable to the exit of both sides, beside other tests
+VERDICT_S = 15.0  # from a cut cable to the exit of both sides
+BUSY_S = 60.0  # the same beside other tests in CI; make soak has the limit
 SHORT_CUT_S = 3.0
 FROZEN = "the machine answers, its supervisor does not"
 
@@ -53,7 +54,7 @@ def test_a_cut_cable_is_named_on_both_sides(
     runs = [node(n, num_iterations=100000, retries=1) for n in range(2)]
     runs[0].wait_for("Iter: 3,")
     cable(machine)
-    end = time.monotonic() + VERDICT_S
+    end = time.monotonic() + (VERDICT_S if machine else BUSY_S)
     assert [run.wait(end - time.monotonic()) for run in runs] == [4, 4]
     for run, other in zip(runs, (1, 0), strict=True):
         assert re.search(silent(other, UNREACHABLE), run.output), run.output[-3000:]
