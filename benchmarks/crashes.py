@@ -82,6 +82,7 @@ TINY = {
     },
     "report": "false",
 }
+TRACE_CHARACTERS = 4000
 # a traceback that is not from a rank
 TRACEBACK = re.compile(r'File "[^"]*/training/(cli|launcher|plan)/\w+\.py", line')
 
@@ -257,8 +258,8 @@ def finish(case: Case, status: int, possible: set[int], tally: Tally) -> None:
     assert case.whole
     case.tell(f"exit status {status}")
     console = case.console.read_text(errors="replace")
-    if TRACEBACK.search(console):
-        case.wrong(TRACE, f"see {case.console.name}")
+    if found := TRACEBACK.search(console):
+        case.wrong(TRACE, f"{case.console.name}: …{console[found.start() :][:TRACE_CHARACTERS]}")
     if status not in possible:
         case.wrong(
             RESUME,

@@ -40,6 +40,7 @@ _NOTHING_TO_CLOSE = (
     *(str, bytes, int, float, Path),
 )
 CHAIN = 10  # most exceptions of a recorded chain
+SIGCHLD_S = 0.2
 FULL = (28, 122)  # ENOSPC, EDQUOT
 
 
@@ -72,10 +73,15 @@ def main() -> None:
                 _keep(base + ".error.json", int(rank), script, leaving)
         raise
     except BaseException as error:
+        last = error
         if os.getpid() == own:
-            _keep(base + ".error.json", int(rank), script, error)
-        _show(error)
-        if isinstance(error, KeyboardInterrupt):
+            try:
+                last = _final(error)
+            except RuntimeError as later:  # of torch's SIGCHLD handler, which may run in any call
+                last = _final(later)
+            _keep(base + ".error.json", int(rank), script, last)
+        _show(last)
+        if isinstance(last, KeyboardInterrupt):
             _interrupted.append(os.getpid())
         sys.exit(1)
     if os.getpid() == own:
@@ -272,6 +278,24 @@ def _end(path: str, script: str, leaving: "SystemExit | None" = None) -> None:
     where = _where(script, leaving) if leaving else ""
     _write(path, {"time": time.time(), "where": where, "status": status})
     _status = status
+
+
+def _final(error: BaseException) -> BaseException:
+    """The error to report. A killed data-loader worker is detected twice: by its connection, and by
+    torch's SIGCHLD handler, whose message is more specific: wait for that one. Then without the
+    handler, which must not raise while the error is recorded."""
+    handler = signal.getsignal(signal.SIGCHLD)
+    if getattr(handler, "__module__", "") != "torch.utils.data._utils.signal_handling":
+        return error
+    try:
+        if isinstance(error, (ConnectionError, EOFError)):
+            time.sleep(SIGCHLD_S)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    except RuntimeError as found:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        found.__context__ = error
+        return found
+    return error
 
 
 def _keep(path: str, rank: int, script: str, error: BaseException) -> None:

@@ -24,6 +24,7 @@ from torch import nn
 from tests.unit.conftest import clean_environment
 from tests.unit.test_launch_attempt import PLAN
 from tests.unit.test_launch_unwritten import read as read_output
+from training.cli import train
 from training.core import cause_ids, rundir
 from training.core.errors import RANK_FAILED, Exit, Problem, RunStopped
 from training.core.project import ROOT
@@ -32,7 +33,7 @@ from training.data.frames.pictures import Unreadable
 from training.diagnose import card, exception_cause
 from training.launcher import failure_report
 from training.launcher.outcome import Outcome
-from training.trainer import error_file, memory_snapshot
+from training.trainer import error_file, memory_snapshot, worker
 from training.trainer.sanity_checks import EmptyBatch, NotFinite
 from training.watchdog.probes import flight_recorder
 from training.watchdog.probes.flight_recorder import Call
@@ -64,7 +65,7 @@ def test_a_broken_connection_waits_for_the_killed_worker(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(error_file.time, "sleep", sleep)
     lost = ConnectionResetError(104, "Connection reset by peer")
-    found = error_file._final(lost)
+    found = error_file.final(lost)
     assert (str(found), found.__context__, waited) == (KILLED, lost, [error_file.SIGCHLD_S])
     assert signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL
 
@@ -77,19 +78,72 @@ def test_an_error_that_torchs_loader_makes_vague_is_reported_as_it_was() -> None
         except RuntimeError as error:
             raise RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly") from error
     except RuntimeError as vague:
-        found, trace = error_file._final(vague), vague.__traceback__
+        found, trace = error_file.final(vague), vague.__traceback__
     assert found is exact and found.__traceback__ is trace
     other = RuntimeError("of the program")
     other.__cause__ = ValueError("its reason")
-    assert error_file._final(other) is other
+    assert error_file.final(other) is other
 
 
 @pytest.mark.usefixtures("torchs_handler")
 def test_the_handler_is_removed_while_the_error_is_written() -> None:
     error = ValueError("planted")
-    assert error_file._final(error) is error
+    assert error_file.final(error) is error
     assert subprocess.run(["true"], check=False).returncode == 0
     assert signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL
+
+
+@pytest.mark.usefixtures("torchs_handler")
+def test_a_worker_killed_as_the_error_is_handled_is_the_error(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python may call the handler on the way into any function."""
+    lost, reported = ConnectionRefusedError(111, "Connection refused"), list[BaseException]()
+
+    def live(*_: object) -> None:
+        raise lost
+
+    def final(error: BaseException) -> BaseException:
+        if error is lost:
+            os.kill(os.getpid(), signal.SIGCHLD)
+        return error_file.final(error)
+
+    def fail(_run: RunDir, _plan: object, error: BaseException, *_: object, watched: bool) -> None:
+        assert watched
+        reported.append(error)
+
+    monkeypatch.setattr(worker, "planned", lambda _: PLAN)
+    monkeypatch.setattr(train, "_meet", lambda *_: None)
+    monkeypatch.setattr(worker, "live", live)
+    monkeypatch.setattr(train, "_final", final)
+    monkeypatch.setattr(train, "_fail", fail)
+    train.main([], {rundir.VARIABLE: str(run.path), worker.SUPERVISED: "1"})
+    (error,) = reported
+    assert (str(error), error.__context__) == (KILLED, lost)
+
+
+LOSES_A_WORKER = """
+import os, signal, time
+from torch.utils.data._utils import signal_handling as handling
+handling._set_SIGCHLD_handler()
+worker = os.fork()
+if not worker:
+    time.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGKILL)
+handling._set_worker_pids(1, (worker,))
+raise ConnectionRefusedError(111, f"of {worker}")
+"""
+
+
+def test_the_killed_worker_of_a_script_is_recorded(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(LOSES_A_WORKER)
+    command = [sys.executable, ROOT / "lib/run_script.py", tmp_path, script]
+    done = subprocess.run(command, env=clean_environment(), check=False, timeout=120)
+    assert done.returncode == 1
+    found = read_json(RunDir(tmp_path).path / "rank0.error.json") or {}
+    pid = found["before"][0]["message"].rpartition(" ")[2]
+    assert found["message"] == f"DataLoader worker (pid {pid}) is killed by signal: Killed. "
 
 
 def _raises(file: str) -> Callable[[], object]:

@@ -35,15 +35,7 @@ ENDED = msg("cli.train.ended")
 def main(args: list[str], environ: MutableMapping[str, str]) -> int:
     """Returns the exit code. User errors have no traceback, those of other failures are in the
     rank's log."""
-    if any(a in ("-h", "--help") for a in args):
-        from training.plan.option_help import option_lines
-
-        print("python train.py CONFIG [--key=value …]\n" + "\n".join(option_lines()))
-        return 0
-    if "--inject=list" in args:
-        from training.config import fault_spec
-
-        print(fault_spec.overview())
+    if _is_answered(args):
         return 0
     messages.load_all()
     run: rundir.RunDir | None = None
@@ -91,7 +83,26 @@ def main(args: list[str], environ: MutableMapping[str, str]) -> int:
     except Exception as error:
         if run is None:
             raise
-        _fail(run, plan, error, ending, watched=watched)
+        try:
+            final = _final(error)
+        except Exception as later:  # of torch's SIGCHLD handler, which may run in any call
+            final = _final(later)
+        _fail(run, plan, final, ending, watched=watched)
+
+
+def _is_answered(args: list[str]) -> bool:
+    """Print what was asked for instead of a run, if anything."""
+    if any(a in ("-h", "--help") for a in args):
+        from training.plan.option_help import option_lines
+
+        print("python train.py CONFIG [--key=value …]\n" + "\n".join(option_lines()))
+        return True
+    if "--inject=list" in args:
+        from training.config import fault_spec
+
+        print(fault_spec.overview())
+        return True
+    return False
 
 
 def _rank() -> int:
@@ -117,8 +128,14 @@ def _log_end(run: rundir.RunDir) -> int:
     return file.stat().st_size if file.exists() else 0
 
 
+def _final(error: BaseException) -> BaseException:
+    from training.trainer import error_file
+
+    return error_file.final(error)
+
+
 def _fail(
-    run: rundir.RunDir, plan: Plan, error: Exception, ending: PostRun | None, *, watched: bool
+    run: rundir.RunDir, plan: Plan, error: BaseException, ending: PostRun | None, *, watched: bool
 ) -> NoReturn:
     if run.is_gone():
         log.error(msg("cli.train.run_gone", path=run.path, status=int(Exit.TRAINING)))

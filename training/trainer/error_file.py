@@ -31,10 +31,10 @@ def reserve() -> None:
 
 def record(run: rundir.RunDir, rank: int, error: BaseException) -> int:
     """Write ranks/rank<r>.error.json, and the traceback to the rank's log; to the console, before
-    the failure card, only if they cannot be written. Returns the exit status."""
+    the failure card, only if they cannot be written. `error`: as final() returns it. Returns the
+    exit status."""
     while _reserved:
         os.close(_reserved.pop())
-    error = _final(error)
     facts = _facts(run, rank, error)
     status = RANK_DISK_FULL if facts["disk_full"] else RANK_FAILED
     text = "".join(facts["traceback"])
@@ -74,11 +74,14 @@ def _memory(run: rundir.RunDir, rank: int, error: BaseException) -> ExhaustedMem
         return None
 
 
-def _final(error: BaseException) -> BaseException:
+def final(error: BaseException) -> BaseException:
     """The final error. A killed data-loader worker is detected twice: by its connection, and by
     torch's SIGCHLD handler, whose message is more specific. Wait for that one, then disable the
     handler: it must not raise while the report is written. Where it has interrupted torch's loader,
-    that has raised a vague error from it."""
+    that has raised a vague error from it.
+
+    Raises the RuntimeError of that handler if it runs on the way into this function: call this
+    again with that error."""
     try:
         if isinstance(error, (ConnectionError, EOFError)):
             time.sleep(SIGCHLD_S)
