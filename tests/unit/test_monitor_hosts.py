@@ -262,6 +262,21 @@ def test_a_process_of_another_pid_namespace_cannot_be_checked(made: Made) -> Non
         assert standing.runs_here(known | more, 0.0) == (state == "running")
 
 
+def test_a_machine_of_the_same_name_is_another_one(made: Made) -> None:
+    """Unlike this machine before it was restarted: what it had started was older than its boot."""
+    own = standing.identity(os.getpid())
+    assert own["boot"] == standing.BOOT_ID.read_text().strip() and standing.is_here(own)
+    made.supervisor(GONE).steps()
+    known = (rundir.read_json(made.run.supervisor) or {}) | {"host": HERE, "boot": "other"}
+    booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    for started, state in ((booted - 60.0, "died"), (booted + 60.0, "running")):
+        rundir.write_json(made.run.supervisor, known | {"started": started})
+        plan = rundir.read_json(made.run.plan) or {}
+        rundir.write_json(made.run.plan, plan | {"created": started - 1.0})
+        assert both(made)[0] == state
+        assert standing.runs_here(known | {"started": started}, 0.0) == (state == "running")
+
+
 def node1(made: Made, host: str, pid: int) -> RunDir:
     """The second machine of a run, with rank 1."""
     node = RunDir(made.run.path, 1)

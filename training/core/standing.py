@@ -28,6 +28,7 @@ STARTED_WITHIN_S = 60.0  # a supervisor writes its PID soon after its start
 # nothing for this time.
 ELSEWHERE_S = 24 * 3600.0
 PID_NAMESPACE = Path("/proc/self/ns/pid")
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 TICKS = 19  # starttime in proc_pid_stat(5), without the first two fields
 TAIL = 1 << 16  # bytes of metrics.jsonl
 
@@ -129,12 +130,16 @@ def other_host(plan: Record | None, supervisor: Record) -> str | None:
 
 def elsewhere(known: Mapping[str, object]) -> str | None:
     """Where a process (`pid`, `host`, …) is whose PID is not one of this process's machine and PID
-    namespace. Containers may have the host name of their machine."""
+    namespace. Containers may have the host name of their machine, and two machines the same one:
+    what was started after this one has booted, under another boot, is not of this machine."""
     host = known.get("host")
     if not isinstance(host, str):
         return None
     if host != os.uname().nodename:
         return host
+    boot, booted = known.get("boot"), time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    if boot and boot != boot_id() and (number(known.get("started")) or 0.0) > booted:
+        return msg("core.standing.namesake", host=host)
     namespace = known.get("pid_namespace")
     if namespace is None or namespace == pid_namespace():
         return None
@@ -150,6 +155,14 @@ def pid_namespace() -> str:
     """Of this process; empty without /proc."""
     try:
         return str(PID_NAMESPACE.readlink())
+    except OSError:
+        return ""
+
+
+def boot_id() -> str:
+    """Of this boot of this machine; empty without /proc."""
+    try:
+        return BOOT_ID.read_text().strip()
     except OSError:
         return ""
 
@@ -186,8 +199,13 @@ def identity(pid: int) -> StarterRecord:
     ticks = 0
     with suppress(OSError, ValueError, IndexError):
         ticks = int(_fields(pid)[TICKS])
-    host = os.uname().nodename
-    return {"pid": pid, "host": host, "pid_namespace": pid_namespace(), "ticks": ticks}
+    return {
+        "pid": pid,
+        "host": os.uname().nodename,
+        "boot": boot_id(),
+        "pid_namespace": pid_namespace(),
+        "ticks": ticks,
+    }
 
 
 def starter(run: rundir.RunDir) -> int | None:

@@ -90,7 +90,7 @@ def _fill(
         plan |= {"run_name": run.name, "run_dir": str(run.path), "log_file": str(_new_log(request))}
         if ROOT.parent == run.path.resolve():  # frozen for a SLURM job
             plan["submission"] = ROOT.name
-        plan["starter"] = standing.identity(starter)
+        plan["starter"] = {**standing.identity(starter), "started": time.time()}
         _write_files(run, plan, place, checks)
         if keeps:
             run.data.unlink(missing_ok=True)  # ranks of another launcher must not read old data

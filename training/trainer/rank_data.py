@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from training.data.prepared_corpus import PreparedCorpus
     from training.inspector.distributed import World
 
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 POLL_S, MANY = 0.05, 64  # the store answers all ranks
 ALIVE_S = 10.0  # between two additions to ALIVE
 REPORT_S = 0.5  # a rank that has failed reports it before the others end
@@ -220,11 +219,7 @@ class Peers:
 
 def machine() -> str:
     """A name of this machine, or of this container: some have the host name of their machine."""
-    try:
-        boot = BOOT_ID.read_text().strip()
-    except OSError:
-        boot = ""
-    return f"{os.uname().nodename} {boot} {standing.pid_namespace()}"
+    return f"{os.uname().nodename} {standing.boot_id()} {standing.pid_namespace()}"
 
 
 @contextmanager

@@ -273,8 +273,10 @@ class StarterRecord(TypedDict):
 
     pid: int
     host: str
-    pid_namespace: NotRequired[str]  # of the PID; missing in plans of early 0.1, like the next
+    boot: NotRequired[str]  # ID of its boot; missing in plans of early 0.1, like the next
+    pid_namespace: NotRequired[str]  # of the PID
     ticks: NotRequired[int]  # of its start, since boot
+    started: NotRequired[float]  # unix s: it ran then; only in `starter`
 
 
 class PlanStart(RanksPlan):

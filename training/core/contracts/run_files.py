@@ -45,7 +45,8 @@ class SupervisorRecord(TypedDict, total=False):
 
     pid: int
     host: str
-    pid_namespace: str  # of all PIDs; missing in early 0.1, like the next
+    boot: str  # ID of its boot; missing in early 0.1, like the next two
+    pid_namespace: str  # of all PIDs
     launch: str  # of the plan
     started: float  # unix s
     ticks: int  # of its start, since boot: identifies the process
