@@ -101,8 +101,8 @@ def _run(
         stop_signals.raise_before_start(early)
         with _line(run, plan) if plan["place"]["nnodes"] > 1 else nullcontext() as line:
             _prepare(run, plan, line)
-            ending.begun = line is None  # else once all machines are ready
             with Guardian() as token:
+                ending.begun = line is None  # else once all machines are ready
                 return (
                     several_machines.train(run, plan, ending, line, token)
                     if line
