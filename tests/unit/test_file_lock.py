@@ -5,7 +5,12 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import stat
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -83,3 +88,34 @@ def test_a_lock_file_that_this_user_cannot_lock(
     with file_lock.alone(path) as locked:
         assert not locked
     assert path.exists()
+
+
+def test_a_folder_is_held_for_other_machines_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS locks a folder for one machine only."""
+    real = fcntl.flock
+
+    def of_nfs(lock: IO[str] | int, operation: int) -> None:
+        number = lock if isinstance(lock, int) else lock.fileno()
+        if not stat.S_ISDIR(os.fstat(number).st_mode):
+            real(lock, operation)
+
+    monkeypatch.setattr(file_lock.fcntl, "flock", of_nfs)
+    inside, most = 0, 0
+    lock = threading.Lock()
+
+    def hold() -> None:
+        nonlocal inside, most
+        with file_lock.held(tmp_path):
+            with lock:
+                inside += 1
+                most = max(most, inside)
+            time.sleep(0.02)
+            with lock:
+                inside -= 1
+
+    with ThreadPoolExecutor() as pool:
+        for done in [pool.submit(hold) for _ in range(4)]:
+            done.result()
+    assert most == 1 and not list(tmp_path.iterdir())

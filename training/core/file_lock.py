@@ -1,4 +1,5 @@
-"""Locks between processes: a file that exists only while it is held, or an existing folder."""
+"""Locks between processes, of one machine or of several with a common disk: a file that exists only
+while it is held."""
 
 from __future__ import annotations
 
@@ -97,12 +98,10 @@ def _remove(path: Path) -> None:
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Hold an existing folder, after waiting for other processes. Where the file system has no
-    locks, nothing is held. Raises OSError where the folder cannot be opened."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    """Hold an existing folder, after waiting for other processes: by a file in it, since NFS locks
+    folders for one machine only. Nothing is held where there are no locks, or no file can be
+    created."""
+    with ExitStack() as stack:
         with suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            stack.enter_context(alone(folder / ".lock"))
         yield
-    finally:
-        os.close(handle)
