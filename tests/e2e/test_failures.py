@@ -95,12 +95,20 @@ def test_a_stop_saves_a_checkpoint_and_resumes_exactly(
     )
 
 
+STARTS_LATE = """
+import os, time
+if os.environ.get("RANK") == "0" and "DUET_RUN_DIR" in os.environ:
+    time.sleep(3)
+"""
+
+
 @pytest.mark.parametrize(
     ("number", "code"),
     [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 75, marks=pytest.mark.soak)],
 )
 def test_a_stop_during_the_start(launch: Launch, number: signal.Signals, code: int) -> None:
-    run = launch(*RUN)
+    """Of a rank that imports torch, and of one whose Python is still starting."""
+    run = launch(*RUN, hook=STARTS_LATE)
     wait_until(lambda: (beat := read(run.run.heartbeat(1))) and beat.phase == "importing torch")
     run.process.send_signal(number)
     assert run.wait(10) == code

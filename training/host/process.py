@@ -197,9 +197,11 @@ def allow_tracing() -> None:
 
 
 def die_of_stop_signals() -> None:
-    """Silently. The kernel keeps their default action from the first process of a container."""
+    """Silently, also of one since the start, which the launcher has blocked. The kernel keeps their
+    default action from the first process of a container."""
     for number in obeyed_stops():
         signal.signal(number, _die if os.getpid() == 1 else signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
 def _die(number: int, frame: object) -> None:

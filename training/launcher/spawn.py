@@ -73,7 +73,9 @@ def start_ranks(
         memory = bool(bound and bound["memory"])
         try:
             streams = Streams(ours, rank == team.ranks.start, labelled)
-            children.append(_start(command, env, rank, streams, inherited, binding, memory))
+            children.append(
+                _start(command, env, rank, streams, inherited, binding, memory, ours=ours)
+            )
         except UserError:
             for child in children:
                 child.signal_group(signal.SIGKILL)
@@ -145,6 +147,8 @@ def _start(
     inherited: tuple[int, ...] = (),
     binding: BindingRecord | None = None,
     memory: bool = False,
+    *,
+    ours: bool = False,
 ) -> Child:
     """Raises UserError: the kernel refuses it, such as a program for another processor, or when
     there are too many processes."""
@@ -161,7 +165,7 @@ def _start(
                 pass_fds=inherited,
                 # Safe between fork and exec: other threads (Invitations) hold no lock of it.
                 preexec_fn=functools.partial(  # noqa: PLW1509
-                    _in_child, os.getpid(), rank is not None, binding, memory
+                    _in_child, os.getpid(), rank is not None, ours, binding, memory
                 ),
             )
     except OSError as error:
@@ -240,8 +244,12 @@ def _terminal_like(number: int) -> tuple[int, int]:
     return reader, writer
 
 
-def _in_child(parent: int, is_rank: bool, binding: BindingRecord | None, memory: bool) -> None:
+def _in_child(
+    parent: int, is_rank: bool, ours: bool, binding: BindingRecord | None, memory: bool
+) -> None:
     process.die_with_parent(parent)
+    if ours:  # until train.py handles them: Python itself would answer Ctrl-C with a traceback
+        signal.pthread_sigmask(signal.SIG_BLOCK, process.STOP_SIGNALS)
     # A shell ignores these for its jobs in the background; the launcher passes on what counts.
     for number in (signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
