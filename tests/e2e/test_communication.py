@@ -215,7 +215,9 @@ def test_ctrl_c_during_the_test(
 ) -> None:
     """The `token` fixture asserts that no process is left."""
     command = start("2", "--device=cpu", "--limit=600", hook=before("torch", FOREVER))
-    wait_until(lambda: len(list(place.glob(f"{runner.PREFIX}*/rank*.stack"))) == 2, 60, "two ranks")
+    wait_until(
+        lambda: len(list(place.glob(f"{runner.PREFIX}*/rank*.stack"))) == 2, what="two ranks"
+    )
     command.send_signal(number)
     out, err = command.communicate(timeout=60)
     assert (command.returncode, out) == (status, ""), err

@@ -64,7 +64,7 @@ def seen(place: Path, token: str, project: Path) -> Iterator[Callable[..., list[
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=180,
         )
         assert ended.returncode == 0, ended.stderr
         assert "to stdout 0\nat exit\n" in ended.stdout and "to stdout" not in ended.stderr

@@ -53,7 +53,7 @@ def ranks(tmp_path: Path, token: str, size: int, body: str) -> list[tuple[int, s
         )
         for r in range(size)
     ]
-    out = [p.communicate(timeout=60)[0] for p in started]
+    out = [p.communicate(timeout=180)[0] for p in started]
     return [(p.returncode, text) for p, text in zip(started, out, strict=True)]
 
 
@@ -169,7 +169,7 @@ def test_everything_works_without_a_group() -> None:
         capture_output=True,
         text=True,
         env=clean,
-        timeout=60,
+        timeout=180,
         check=False,
     )
     assert done.stdout.strip() == "none", done.stderr

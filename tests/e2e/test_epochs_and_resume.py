@@ -379,9 +379,9 @@ def test_ranks_that_wait_for_the_data_of_a_dead_rank_exit(
         )
         for r in ("0", "1")
     ]
-    wait_until(here.exists, 60, "rank 0 prepares the data")
+    wait_until(here.exists, what="rank 0 prepares the data")
     beat = RunDir(ranks[0].run.path).heartbeat(1)
-    wait_until(lambda: "waiting for data" in str(heartbeat.read(beat)), 60, "rank 1 waits")
+    wait_until(lambda: "waiting for data" in str(heartbeat.read(beat)), what="rank 1 waits")
     ranks[0].process.send_signal(signal.SIGKILL)
     ranks[0].wait()
     assert ranks[1].wait(30) == 4

@@ -82,7 +82,7 @@ def commands() -> str:
 
 
 def stepping(run: Launched) -> None:
-    wait_until(lambda: run.steps or run.process.poll() is not None, 60, "a step")
+    wait_until(lambda: run.steps or run.process.poll() is not None, what="a step")
     assert run.steps, run.output
 
 

@@ -16,7 +16,7 @@ from tests.e2e.test_failures import RUN
 )
 def test_a_removed_run_directory_ends_the_run(launch: Launcher, retries: int) -> None:
     run = launch(*RUN, num_iterations=4000, save_every=5, retries=retries)
-    wait_until(lambda: len(run.steps) > 5, 60, "steps")
+    wait_until(lambda: len(run.steps) > 5, what="steps")
     # in one step: rmtree would meet files being written
     removed = run.run.path.rename(run.run.path.parent / "removed")
     shutil.rmtree(removed, ignore_errors=True)

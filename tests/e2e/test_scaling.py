@@ -109,7 +109,7 @@ def test_ctrl_c_during_the_check(
             for file in temporary.glob("duet-scaling-*/run1/metrics.jsonl")
         )
 
-    wait_until(lambda: training() or check.poll() is not None, 60, "the first run to train")
+    wait_until(lambda: training() or check.poll() is not None, what="the first run to train")
     check.send_signal(number)
     out, err = check.communicate(timeout=60)
     assert (check.returncode, out) == (status, ""), err

@@ -55,8 +55,7 @@ def test_a_grid_is_stopped_continued_and_compared(sweep: Sweep, tmp_path: Path) 
     first = sweep(*words)
     wait_until(
         lambda: any(run.summary.exists() for run in every) or first.poll() is not None,
-        60,
-        "the first run has finished",
+        what="the first run has finished",
     )
     first.send_signal(signal.SIGINT)
     _, err = first.communicate(timeout=60)
@@ -120,8 +119,7 @@ def test_a_sweep_survives_its_terminal(project: Path, tmp_path: Path, token: str
     try:
         wait_until(
             lambda: any(runs.glob("*/metrics.jsonl")) or process.poll() is not None,
-            60,
-            "the first run trains",
+            what="the first run trains",
         )
         shown = os.read(main, 1 << 16)
     finally:

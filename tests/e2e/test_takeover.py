@@ -55,7 +55,7 @@ def test_another_machine_takes_over_when_the_first_is_lost(
     whole = once("./launch_train.sh", "3", CONFIG, **FLAGS)
     start = starter(launch, tmp_path, 3, inject=HELD(13))
     runs = [start(number) for number in range(3)]
-    wait_until(lambda: last_step(runs[0]) >= 7, 60, "training")
+    wait_until(lambda: last_step(runs[0]) >= 7, what="training")
     kill_machine(token, 0)
     assert [runs[n].wait() for n in (1, 2)] == [0, 0], runs[1].output[-3000:] + runs[2].output
     check(runs[0], whole, 5)
@@ -80,7 +80,7 @@ def test_the_first_machine_joins_the_run_that_continued(
     hook = at_rank(0, WAITS.format(flag=str(flag)), "training.tasks.gpt.model")
     start = starter(launch, tmp_path, 3, hook=hook)
     runs = [start(number) for number in range(3)]
-    wait_until(lambda: last_step(runs[0]) >= 7, 60, "training")
+    wait_until(lambda: last_step(runs[0]) >= 7, what="training")
     kill_machine(token, 0)
     again = start(0)
     again.wait_for("this machine joins at its next checkpoint")
@@ -113,7 +113,7 @@ def test_the_first_machine_loses_its_power(
 ) -> None:
     """No packet reports it: the common disk decides that node 1 continues."""
     whole, first, second = two(node, once, shared=True)
-    wait_until(lambda: last_step(first) >= 7, 60, "training")
+    wait_until(lambda: last_step(first) >= 7, what="training")
     cable(0)
     kill_machine(token, 0)
     assert second.wait() == 0, second.output[-3000:]
@@ -128,12 +128,12 @@ def test_a_suspended_first_machine_ends_when_it_wakes_up(
     node: Node, cable: Cable, once: Launch, token: str
 ) -> None:
     whole, first, second = two(node, once, shared=True, num_iterations=60)
-    wait_until(lambda: last_step(first) >= 7, 60, "training")
+    wait_until(lambda: last_step(first) >= 7, what="training")
     suspended = [first.process.pid, first.pids[0]]
     join = cable(0)
     for pid in suspended:
         os.kill(pid, signal.SIGSTOP)
-    wait_until(lambda: len(events(first, "takeover")) == 1, 60, "a takeover")
+    wait_until(lambda: len(events(first, "takeover")) == 1, what="a takeover")
     for pid in suspended:
         os.kill(pid, signal.SIGCONT)
     join()
@@ -147,7 +147,7 @@ def test_a_suspended_first_machine_ends_when_it_wakes_up(
 def test_a_machine_with_its_own_disk_takes_over(node: Node, once: Launch, token: str) -> None:
     """Its copy of the checkpoint and of the records becomes the run."""
     whole, first, second = two(node, once, shared=False, held=25, save_every=20)
-    wait_until(lambda: events(first, "replica") != [], 60, "a copy")
+    wait_until(lambda: events(first, "replica") != [], what="a copy")
     kill_machine(token, 0)
     assert second.wait() == 0, second.output[-3000:]
     second.run = RunDir(second.run.path)

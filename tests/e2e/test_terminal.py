@@ -29,19 +29,19 @@ class Terminal:
         self._stream = pyte.ByteStream(self.screen)
         self.raw = b""
         self.child = pexpect.spawn(
-            argv[0], argv[1:], cwd=str(cwd), env=env, dimensions=(rows, columns), timeout=60
+            argv[0], argv[1:], cwd=str(cwd), env=env, dimensions=(rows, columns), timeout=180
         )
 
     def until(self, text: str) -> None:
         """Reads until the screen shows `text`."""
         while text not in "\n".join(self.screen.display):
-            self._feed(self.child.read_nonblocking(65536, timeout=60))
+            self._feed(self.child.read_nonblocking(65536, timeout=180))
 
     def rest(self) -> int:
         """Reads to the end; returns the exit status."""
         while True:
             try:
-                self._feed(self.child.read_nonblocking(65536, timeout=60))
+                self._feed(self.child.read_nonblocking(65536, timeout=180))
             except pexpect.EOF:
                 break
         self.child.close()

@@ -218,7 +218,7 @@ def test_ranks_below_another_launcher_save_at_a_stop_request(
     if how == "shell script":
         command = ("bash", "-c", f"{shlex.join(command)}; echo ended with $?")
     run = watch(*command)
-    wait_until(lambda: run.output.count("ready") == 2, 60, "both ranks")
+    wait_until(lambda: run.output.count("ready") == 2, what="both ranks")
     run.process.send_signal(number)
     assert run.wait() == 75
     assert all((tmp_path / f"saved{rank}.1").exists() for rank in range(2)), run.output[-3000:]
@@ -231,7 +231,7 @@ def test_spawned_ranks_save_at_a_stop_request(watch: Watch, tmp_path: Path) -> N
     script = tmp_path / "train.py"
     script.write_text(SPAWNS)
     run = watch(sys.executable, str(script), str(tmp_path), str(free_port("127.0.0.1")))
-    wait_until(lambda: "ready 0" in run.output and "ready 1" in run.output, 60, "both ranks")
+    wait_until(lambda: "ready 0" in run.output and "ready 1" in run.output, what="both ranks")
     run.process.send_signal(signal.SIGTERM)
     assert run.wait() == 75
     assert all((tmp_path / name).exists() for name in ("saved0", "saved1", "exported"))

@@ -36,8 +36,7 @@ def stuck(launch: Callable[..., Launched], spec: str) -> Launched:
     run = launch(*RUN, inject=spec, hang_timeout=600, num_iterations=100000, num_workers=1)
     wait_until(
         lambda: [e for e in read_records(run.run.events) if e["event"] == "injected"],
-        60,
-        "injected",
+        what="injected",
     )
     return run
 

@@ -116,7 +116,7 @@ def test_gpus_of_a_step_in_an_exclusive_job(
 
 
 def shown_job(more: str) -> str:
-    facts = f"TimeLimit=2-00:00:00 TimeMin=N/A {more} Features=h100 Command=x"
+    facts = f"TimeLimit=2-00:00:00 TimeMin=N/A {more} Features=(h100|a100)&ib Command=x"
     return f"JobId=7 JobState=RUNNING {facts}"
 
 
@@ -142,7 +142,7 @@ def test_the_job_can_be_requested_again(
     environ = {"SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "16", **where, **variables}
     environ["SLURM_MEM_PER_NODE"] = "204800"
     own = ["--partition=a100", "--account=physics", "--cpus-per-task=16", "--mem=204800"]
-    own += ["--constraint=h100", "--time=2-00:00:00"]
+    own += ["--constraint=(h100|a100)&ib", "--time=2-00:00:00"]
     expected = [f"--nodes={nodes}", again[0], *own, *again[1:]]
     assert requested.of_this_job(nodes, ranks, environ) == expected
     args = [*expected, CONFIG, "--total_batch_size=49152"]

@@ -27,6 +27,7 @@ from training.data.loader import Batches
 from training.data.permutation import EpochPermutation, digest
 from training.data.prepared_corpus import PreparedCorpus
 from training.data.token_dataset import TokenDataset, arrive, dataset, pair
+from training.host import process
 
 SEQ = 8
 
@@ -310,23 +311,25 @@ def test_a_worker_whose_rank_died_during_the_fork_exits_at_once() -> None:
 
 
 class EndsProgram(BatchDataset):
-    """Each batch: the status of a program that was asked to end. The worker itself is too."""
+    """Each batch: the statuses of programs that were asked to end. The worker itself is too."""
 
     def __len__(self) -> int:
         return 2
 
-    def rows(self, indices: Any, epoch: int = 0) -> int:
-        os.kill(os.getpid(), signal.SIGTERM)
-        os.kill(os.getpid(), signal.SIGINT)
-        with subprocess.Popen(["sleep", "10"]) as program:
-            program.terminate()
-        return program.returncode
+    def rows(self, indices: Any, epoch: int = 0) -> list[int]:
+        statuses = []
+        for number in process.STOP_SIGNALS:
+            os.kill(os.getpid(), number)
+            with subprocess.Popen(["sleep", "10"]) as program:
+                program.send_signal(number)
+            statuses.append(program.returncode)
+        return statuses
 
 
 def test_a_program_that_a_worker_has_started_can_be_ended() -> None:
     batch = Batch(1, 1, 1, 1)
     found = Batches(EndsProgram(), batch, rank=0, seed=1, workers=1, persistent=False)
-    assert list(found.epoch(0, 0)) == [-signal.SIGTERM] * 2
+    assert list(found.epoch(0, 0)) == [[-number for number in process.STOP_SIGNALS]] * 2
 
 
 ENDING = """

@@ -207,9 +207,9 @@ def start_worker(rank_pid: int, worker: int) -> None:
     """Initialize a data-loader worker: it exits with its rank (even one that died during the fork),
     leaves signals to the rank and uses one thread."""
     process.die_with_parent(rank_pid)
-    process.ignore_stop_signals()
     # Unlike an ignored signal, a handler is not passed on to the programs that a data set starts:
     # it may end them. It interrupts no read in C code.
-    signal.signal(signal.SIGTERM, lambda *_: None)
-    signal.siginterrupt(signal.SIGTERM, False)
+    for number in process.STOP_SIGNALS:
+        signal.signal(number, lambda *_: None)
+        signal.siginterrupt(number, False)
     torch.set_num_threads(1)

@@ -165,15 +165,15 @@ class ChildProcesses:
             if takers := {one for one in family if catches(one, number)}:
                 child.signal(signal.Signals(number), takers)
 
-    def ask_to_leave(self) -> set[int]:
-        """SIGTERM to each rank of a script that has a handler for it, whatever it exits with; which
-        ranks these are."""
+    def ask_to_leave(self, failed: int | None) -> set[int]:
+        """SIGTERM to each rank of a script that has a handler for it, whatever it exits with, but
+        the one that has failed; which ranks these are."""
         self.killing = True
         found, asked = self._targets(signal.SIGTERM), set[int]()
         for child in self.alive.values():
             family = found.get(child.popen.pid, ())
             takers = {one for one in family if catches(one, signal.SIGTERM)}
-            if takers and child.rank is not None:
+            if takers and child.rank not in (None, failed):
                 child.signal(signal.SIGTERM, takers)
                 asked.add(child.rank)
         return asked

@@ -37,7 +37,7 @@ class LeavingRanks:
                 return False
             self._end = time.monotonic() + timeouts.shutdown_s()
             failed = outcome.guilty[0] if outcome.guilty else None
-            self._asked = self._children.ask_to_leave() - {failed}
+            self._asked = self._children.ask_to_leave(failed)
         left = {r: pid for r, pid in self._children.pids().items() if r is not None}
         left = {rank: pid for rank, pid in left.items() if rank in self._asked}
         if not left or time.monotonic() > self._end:

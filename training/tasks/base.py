@@ -285,10 +285,15 @@ def mapped(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     if isinstance(batch, torch.Tensor):
         return change(batch)
     if isinstance(batch, Mapping):
-        # a dictionary of another type may have attributes too
-        same = copy(batch) if isinstance(batch, (dict, UserDict)) else {}
-        for name, value in batch.items():
-            same[name] = mapped(value, change)
+        changed = {name: mapped(value, change) for name, value in batch.items()}
+        if not isinstance(batch, (dict, UserDict)):
+            return changed
+        try:
+            same = copy(batch)  # a dictionary of another type may have attributes too
+            for name, value in changed.items():
+                same[name] = value
+        except TypeError:  # or accept no changes
+            return changed
         return same
     if isinstance(batch, (list, tuple)):
         found = [mapped(value, change) for value in batch]

@@ -200,7 +200,7 @@ def of_this_job(nodes: int, ranks: int, environ: Mapping[str, str]) -> list[str]
     gpus = _gpu_option(environ, shown)
     own = [f"--{n}={environ[name]}" for n, name in OF_A_JOB.items() if environ.get(name)]
     limit = re.search(r" TimeLimit=([\d:-]+|UNLIMITED) ", shown)
-    wanted = re.search(r" Features=([^\s()]+) ", shown)  # (null): none
+    wanted = re.search(r" Features=(?!\(null\))(\S+) ", shown)  # (null): none
     return [
         *(f"--nodes={nodes}", gpus, *own),
         *([f"--constraint={wanted[1]}"] if wanted else []),
