@@ -107,7 +107,7 @@ if os.environ.get("RANK") == "0" and "DUET_RUN_DIR" in os.environ:
     [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 75, marks=pytest.mark.soak)],
 )
 def test_a_stop_during_the_start(launch: Launch, number: signal.Signals, code: int) -> None:
-    """Of a rank that imports torch, and of one whose Python is still starting."""
+    """One rank imports torch, the Python of another one is still starting."""
     run = launch(*RUN, hook=STARTS_LATE)
     wait_until(lambda: (beat := read(run.run.heartbeat(1))) and beat.phase == "importing torch")
     run.process.send_signal(number)
