@@ -166,7 +166,10 @@ def _leave(pid: int) -> None:
     _release(sys.modules["__main__"].__dict__)
     # the latest import first, as in Python
     for module in reversed(list(sys.modules.values())):
-        names = module.__dict__ if issubclass(type(module), types.ModuleType) else {}
+        names = {}
+        if issubclass(type(module), types.ModuleType):
+            # `module.__dict__` would import a lazy module
+            names = object.__getattribute__(module, "__dict__")
         if _is_of_script(names.get("__file__")):
             _release(names)
     gc.collect()

@@ -125,9 +125,20 @@ class Upload(io.RawIOBase):
 upload = Upload()
 print("trained")
 """
+LAZY = """
+import importlib.util, pathlib, sys, types
+distributed = sys.modules["torch.distributed"] = types.ModuleType("torch.distributed")
+distributed.is_initialized = lambda: True
+path = pathlib.Path(__file__).with_name("heavy.py")
+path.write_text("raise ImportError('no libsox')")
+spec = importlib.util.spec_from_file_location("heavy", path)
+spec.loader = importlib.util.LazyLoader(spec.loader)
+heavy = sys.modules["heavy"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(heavy)  # imported at the first use, which never comes
+"""
 
 
-@pytest.mark.parametrize(("text", "status"), [(UNPRINTABLE, 1), (BAD_FILE, 0)])
+@pytest.mark.parametrize(("text", "status"), [(UNPRINTABLE, 1), (BAD_FILE, 0), (LAZY, 0)])
 def test_odd_objects_of_a_script_change_nothing(tmp_path: Path, text: str, status: int) -> None:
     script = tmp_path / "train.py"
     script.write_text(text)
