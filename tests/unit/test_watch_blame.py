@@ -132,6 +132,21 @@ def test_a_lock_that_another_program_holds_is_never_a_hang(alone: bool) -> None:
     assert str(found).startswith("rank 1 waits for the lock of /data/x, which b (pid 7) holds")
 
 
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_lock_for_which_all_ranks_wait_is_named(alone: bool) -> None:
+    """As in a download that each of them begins."""
+    lock = dataclasses.replace(look(LOCKS), locked_out="the lock of /data/x, which b (pid 7) holds")
+    for ranks in ([(lock, lock)], [(SLEEPS, SLEEPS), (lock, lock)]):
+        found = judged(*ranks, alone=alone)
+        assert isinstance(found, NoFinding) and found.code == LOCKED
+        assert str(found) == (
+            f"rank {len(ranks) - 1} waits for the lock of /data/x, which b (pid 7) holds; "
+            "no rank is working"
+        )
+    found = judged((look(MINE), look(MINE, cpu_s=10.9)), (lock, lock), alone=alone)
+    assert isinstance(found, NoFinding) and found.code == WORKS
+
+
 def test_bytes_between_ranks_do_not_make_a_wait_end() -> None:
     """The heartbeat of torch's store, for one."""
     lock = dataclasses.replace(look(LOCKS), sockets={7: 500}, outside=frozenset())

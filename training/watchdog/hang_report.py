@@ -20,7 +20,7 @@ DESYNC: Final = "desync"
 UNEVEN: Final = "uneven"
 # Reasons for no finding (NoFinding.code).
 BLIND, QUIET, PAUSED, LOOPS = "no_stack", "quiet", "paused", "loops"
-LOCKED = "locked_out"  # one rank waits for a lock that a program other than the ranks holds
+LOCKED = "locked_out"  # a rank waits for a lock that a program other than the ranks holds
 MAY_END = "wait_may_end"  # one rank is in a sleep or a request, the others wait for it
 WORKS, ADVANCES, ELSEWHERE, SINGLE = "works", "collectives_advance", "elsewhere", "single_rank"
 UNDECIDED = frozenset({QUIET, LOOPS, MAY_END, LOCKED})  # a longer look may decide

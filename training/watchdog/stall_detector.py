@@ -224,6 +224,10 @@ def _none_waits(seen: dict[int, RankTrace], alone: bool) -> HangFinding | NoFind
     shown = _shown(seen, min(seen))
     if not all(c.idle and c.same_functions for c in seen.values()):
         return NoFinding(hang_report.WORKS, shown)
+    if locked := next((c for c in seen.values() if c.last.locked_out), None):
+        lock = locked.last.locked_out
+        text = msg("watchdog.stall.locked_out_alone", rank=locked.rank, lock=lock)
+        return NoFinding(hang_report.LOCKED, text)
     if not (alone and all(c.last.main and waits_for_worker(c.last.main) for c in seen.values())):
         return NoFinding(hang_report.QUIET, msg("watchdog.stall.quiet", shown=shown))
     first = seen[min(seen)]
