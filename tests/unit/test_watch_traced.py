@@ -1,4 +1,5 @@
-"""A rank that a debugger holds is reported, and the run is not ended."""
+"""A rank that a debugger holds is reported, and the run is not ended; nor are ranks that a user has
+stopped."""
 
 from __future__ import annotations
 
@@ -90,3 +91,41 @@ def test_a_rank_of_duets_training(
         clock[0] += 0.25
         watch.look(pids)
     assert looked and looked[0] > detached + PLAN["config"]["hang_timeout"]
+
+
+@pytest.mark.parametrize(
+    ("state", "nnodes", "reported", "ended"), [("T", 1, 0, 0), ("T", 2, 2, 0), ("S", 1, 1, 1)]
+)
+def test_ranks_of_duets_training_that_are_all_stopped(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    state: str,
+    nnodes: int,
+    reported: int,
+    ended: int,
+) -> None:
+    """`state`: of rank 1. On several machines, ranks of another one may run."""
+    clock = [1000.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("time.monotonic_ns", lambda: int(clock[0] * 1e9))
+    monkeypatch.setattr(HeartbeatWatchdog, "_examine", lambda self, *facts: None)
+    run = RunDir(tmp_path)
+    run.create()
+    for rank in range(2):
+        Heartbeat(run.heartbeat(rank), rank).beat("forward")
+    pids, read = {0: os.getpid(), 1: os.getppid()}, procfs.read_process
+    states = {pids[0]: "T", pids[1]: state}
+    monkeypatch.setattr(
+        procfs,
+        "read_process",
+        lambda pid: (one := read(pid)) and replace(one, state=states.get(pid, one.state)),
+    )
+    watch = HeartbeatWatchdog(run, PLAN | {"ranks": 2 * nnodes}, range(2))
+    for _ in range(20):
+        clock[0] += 0.25
+        watch.look(pids)
+    logged = capsys.readouterr().err
+    assert logged.count("by SIGSTOP") == reported
+    assert logged.count("the run is ended after 3 s") == ended
+    assert run.events.exists() == bool(reported)

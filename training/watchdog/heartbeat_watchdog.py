@@ -181,36 +181,30 @@ class HeartbeatWatchdog:
             if since > STOPPED_S and process.state == "t":
                 debugged = True
                 self._warn("warning.debugger", traced.text(rank, pid))
-            elif since > STOPPED_S:
-                self._report_stopped(rank, pid)
         self._stopped = {rank: since for rank, since in self._stopped.items() if rank in pids}
         if debugged:
             self._awake = now
             return None
-        long = [
-            rank
-            for rank, since in self._stopped.items()
-            if now - since > max(STOPPED_S, self.floor_s)
-        ]
-        return long[0] if long and len(self._stopped) < len(pids) else None
+        some_run, limit_s = len(self._stopped) < len(pids), max(STOPPED_S, self.floor_s)
+        for rank, began in self._stopped.items():
+            if now - began > STOPPED_S and (some_run or self.others_elsewhere):
+                self._report_stopped(rank, pids[rank], limit_s if some_run else None)
+        long = [rank for rank, began in self._stopped.items() if now - began > limit_s]
+        return long[0] if long and some_run else None
 
-    def _report_stopped(self, rank: int, pid: int) -> None:
+    def _report_stopped(self, rank: int, pid: int, limit_s: float | None) -> None:
+        """`limit_s`: after it the run is ended."""
         beat = heartbeat.read(self.run.heartbeat(rank))
         # as in HangFinding.sentence(), in every language: ./duet diagnose reads it in logs
         place = f" in {str(beat)!r}" if beat else ""
         text = msg("watchdog.heartbeat.stopped", rank=rank, place=place, pid=pid)
         if self._acts and text not in self._reported:
             self._reported.add(text)
-            if len(self.ranks) > 1:
-                log.error(
-                    msg(
-                        "watchdog.heartbeat.ended_after",
-                        text=text,
-                        limit_s=max(STOPPED_S, self.floor_s),
-                    )
-                )
-            else:
-                log.error(text)
+            log.error(
+                text
+                if limit_s is None
+                else msg("watchdog.heartbeat.ended_after", text=text, limit_s=limit_s)
+            )
             self.run.event(
                 "verdict",
                 kind=STOPPED,

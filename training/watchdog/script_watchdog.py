@@ -220,19 +220,22 @@ class ScriptWatch:
             process = procfs.read_process(pid)
             if process is None or process.state not in "Tt":
                 self._stopped.pop(rank, None)
-            elif now - self._stopped.setdefault(rank, now) > STOPPED_S:
-                text = msg("watchdog.script.stopped", rank=rank, pid=pid)
-                if process.state == "t":
-                    debugged, text = True, traced.text(rank, pid)
-                elif len(pids) > 1:
-                    text = msg("watchdog.heartbeat.ended_after", text=text, limit_s=limit_s)
+            elif now - self._stopped.setdefault(rank, now) > STOPPED_S and process.state == "t":
+                debugged, text = True, traced.text(rank, pid)
                 self._warn(text, text)
         self._stopped = {rank: since for rank, since in self._stopped.items() if rank in pids}
         if debugged:
             self._begin(now)
             return False
+        some_run = len(self._stopped) < len(pids)
+        for rank, since in self._stopped.items():
+            if now - since > STOPPED_S and (some_run or self.others_elsewhere):
+                text = msg("watchdog.script.stopped", rank=rank, pid=pids[rank])
+                if some_run:
+                    text = msg("watchdog.heartbeat.ended_after", text=text, limit_s=limit_s)
+                self._warn(text, text)
         longest = max((now - since for since in self._stopped.values()), default=0.0)
-        return longest > limit_s and len(self._stopped) < len(pids)
+        return longest > limit_s and some_run
 
     def _examine(
         self,
