@@ -24,9 +24,10 @@ from training.launcher.admission import PROTOCOL
 from training.launcher.json_socket import JsonSocket
 from training.launcher.local_ranks import free_port
 from training.launcher.outcome import Outcome
-from training.launcher.peer_link import Stopped, Waiting
+from training.launcher.peer_link import Stopped
 from training.launcher.peer_messages import PeerMessages
 from training.launcher.restart import Restart
+from training.launcher.waiting import Waiting
 
 __all__ = ["run"]  # fixture
 

@@ -28,8 +28,9 @@ from training.launcher import (
 from training.launcher.json_socket import JsonSocket
 from training.launcher.local_ranks import free_port
 from training.launcher.outcome import Outcome
-from training.launcher.peer_link import Stopped, Waiting
+from training.launcher.peer_link import Stopped
 from training.launcher.recovery import Recovery
+from training.launcher.waiting import Waiting
 
 __all__ = ["run"]  # a fixture
 

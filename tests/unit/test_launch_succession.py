@@ -28,8 +28,9 @@ from training.launcher.local_ranks import free_port
 from training.launcher.machine import Launch
 from training.launcher.outcome import Outcome
 from training.launcher.peer import Peer
-from training.launcher.peer_link import LostPeer, Waiting
+from training.launcher.peer_link import LostPeer
 from training.launcher.succession import Succession
+from training.launcher.waiting import Waiting
 from training.monitor.state import RunWatch
 
 NODES = 3

@@ -22,8 +22,9 @@ from training.launcher.invitation import CONTINUED, Invitations
 from training.launcher.json_socket import ConnectionLost, JsonSocket, Message
 from training.launcher.listener import Listener
 from training.launcher.local_ranks import LocalRanks, is_script
-from training.launcher.peer_link import PING_S, LostPeer, PeerLink, Waiting
+from training.launcher.peer_link import PING_S, LostPeer, PeerLink
 from training.launcher.reception import Reception
+from training.launcher.waiting import Waiting
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan

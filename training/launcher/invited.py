@@ -17,7 +17,7 @@ from training.launcher.invitation import CONTINUED, EVERY_S
 from training.launcher.json_socket import ConnectionLost, Message
 from training.launcher.listener import Listener
 from training.launcher.local_ranks import listen
-from training.launcher.peer_link import Waiting
+from training.launcher.waiting import Waiting
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan

@@ -26,10 +26,11 @@ from training.launcher.coordinator import Coordinator
 from training.launcher.json_socket import Message
 from training.launcher.machine import Launch, Machine
 from training.launcher.outcome import Outcome
-from training.launcher.peer_link import PING_S, Waiting
+from training.launcher.peer_link import PING_S
 from training.launcher.replica.sender import ReplicaSender
 from training.launcher.restart import Restart, Team
 from training.launcher.saved import Saved
+from training.launcher.waiting import Waiting
 
 if TYPE_CHECKING:
     from training.core.contracts.verdict import FailureRecord

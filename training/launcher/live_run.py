@@ -14,7 +14,7 @@ from training.core.messages import msg
 from training.host.placement import NODE, Topology
 from training.launcher import leadership, rendezvous
 from training.launcher.admission import PROTOCOL
-from training.launcher.peer_link import Waiting
+from training.launcher.waiting import Waiting
 
 RETRY_S = 1.0
 BUSY_S = 20.0  # a machine that ends its ranks answers late; another program does not answer at all

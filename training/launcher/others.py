@@ -9,7 +9,8 @@ from training.core import log
 from training.core.messages import msg
 from training.launcher import seats
 from training.launcher.json_socket import Message
-from training.launcher.peer_link import PeerLink, Waiting, stop_request
+from training.launcher.peer_link import PeerLink, stop_request
+from training.launcher.waiting import Waiting
 
 
 class Others:

@@ -26,11 +26,11 @@ from training.launcher.peer_link import (
     PeerLink,
     RunEnded,
     Stopped,
-    Waiting,
     stop_request,
 )
 from training.launcher.reach import Reach
 from training.launcher.reception import SHOWN
+from training.launcher.waiting import Waiting
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
@@ -39,7 +39,6 @@ SETTLE_S = 6.0  # longer than the grace of the other ranks (training.launcher.ti
 PAUSE_S = 0.05
 # Between two starts a healthy machine may settle the failure; in a pause it is not silent.
 BETWEEN_STARTS_S = 60.0
-REPORT_AFTER_S, REPORT_EVERY_S = 5.0, 30.0
 UNREACHABLE = msg("launcher.nodes.unreachable")
 FROZEN = msg("launcher.nodes.frozen")
 
@@ -370,24 +369,3 @@ def stop_request(message: Message) -> int | None:
     """The stop signal that another machine got; None without one: it comes from a network."""
     number = message.get("asked")
     return number if isinstance(number, int) and number in process.STOP_SIGNALS else None
-
-
-class Waiting:
-    """Reports after some seconds, and then repeatedly, what is being waited for."""
-
-    def __init__(self) -> None:
-        self._started, self._reported_s = time.monotonic(), 0.0
-
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self._started
-
-    def report(self, what: str, why: str = "", level: Callable[[str], None] = log.warning) -> None:
-        waited = self.seconds
-        if waited - self._reported_s > (REPORT_EVERY_S if self._reported_s else REPORT_AFTER_S):
-            self._reported_s = waited
-            level(
-                msg("launcher.nodes.waiting_why", what=what, waited=waited, why=why)
-                if why
-                else msg("launcher.nodes.waiting", what=what, waited=waited)
-            )

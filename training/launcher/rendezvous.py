@@ -30,8 +30,8 @@ from training.launcher.coordinator import (
 )
 from training.launcher.json_socket import ConnectionLost, JsonSocket, Message
 from training.launcher.listener import ANSWER_S
-from training.launcher.peer_link import Waiting
 from training.launcher.same_settings import facts
+from training.launcher.waiting import Waiting
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan

@@ -11,9 +11,10 @@ from training.core.errors import Exit, UserError
 from training.core.messages import msg
 from training.core.rundir import RunDir
 from training.launcher import local_ranks
-from training.launcher.peer_link import PeerLink, Waiting
+from training.launcher.peer_link import PeerLink
 from training.launcher.replica import child
 from training.launcher.stop_signals import StopSignals
+from training.launcher.waiting import Waiting
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan

@@ -15,10 +15,11 @@ from training.core.jsonl import Record
 from training.core.messages import msg
 from training.core.rundir import RunDir
 from training.launcher.json_socket import JsonSocket
-from training.launcher.peer_link import PeerLink, Waiting
+from training.launcher.peer_link import PeerLink
 from training.launcher.replica import child
 from training.launcher.replica.receiver import wanted
 from training.launcher.stop_signals import StopSignals
+from training.launcher.waiting import Waiting
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
