@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from tests.unit.node_plans import LOOPBACK, plan
+from tests.unit.test_launch_connections import Quiet, wires
 from tests.unit.test_launch_late_exits import Start
 from tests.unit.test_launch_late_exits import start as start  # noqa: PLC0414 – a fixture
 from training.core.errors import Exit
 from training.core.rundir import RunDir
 from training.host.platform_env import SHUTDOWN
-from training.launcher import failure_report, leaving_ranks, timeouts
+from training.launcher import coordinator, failure_report, leaving_ranks, peer_link, timeouts
+from training.launcher.json_socket import JsonSocket
+from training.launcher.local_ranks import free_port
 from training.launcher.outcome import Outcome
+from training.launcher.peer_messages import PeerMessages
 from training.watchdog import held
 from training.watchdog.probes import flight_recorder, stacks
 from training.watchdog.probes.stacks import Frame, Stack, Thread
@@ -150,3 +158,88 @@ def test_which_ranks_reach_no_handler(
     monkeypatch.setattr(stacks, "dump", lambda pids: dict.fromkeys(pids, stack))
     monkeypatch.setattr(flight_recorder, "pending", lambda *_: pending)
     assert held.in_collectives(run.ranks, {1: os.getpid()}) == ({1} if waits else set())
+
+
+# ── several machines
+
+
+def test_the_other_machines_hear_of_ranks_that_save(run: RunDir, start: Start) -> None:
+    line = Quiet()
+    tried = start(FAILS % SAVES)
+    tried.state.others.line = line
+    tried.each_pass = lambda: (run.path / "saving").exists() and (run.path / "go").touch()
+    tried.go()
+    heard = JsonSocket(line.other).arrived()
+    assert heard[:2] == [{"failed": {"rank": 1, "status": 7}}, {"leaving": True}]
+
+
+def test_the_record_of_the_machine_whose_ranks_save_is_awaited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also by a third machine, which is connected to node 0 alone."""
+    monkeypatch.setattr(peer_link, "SETTLE_S", 1.0)
+    monkeypatch.setattr(peer_link, "PING_S", 0.05)
+    known: Any = {"rank": 1, "victim": False, "kind": "error", "node": 1}
+    victim: Any = {"rank": None, "victim": True, "kind": "died"}
+    (far, near), (other, third) = wires(), wires()
+    there, asked = JsonSocket(near), JsonSocket(third)
+    with coordinator.Coordinator(plan(0, free_port(LOOPBACK), nodes=3)) as head:
+        head.met(1, far, LOOPBACK, "a")
+        head.met(2, other, LOOPBACK, "b")
+
+        def saves() -> None:
+            for _ in range(10):
+                there.send({"leaving": True})
+                time.sleep(0.2)
+            there.send({"record": known})
+
+        thread = threading.Thread(target=saves)
+        thread.start()
+        assert head.settle(victim) == known
+        thread.join()
+    heard = asked.arrived()
+    assert heard[0] == {"leaving": True} and heard[-1] == {"record": known}
+
+
+def test_ranks_that_save_elsewhere_do_not_count_as_a_failure() -> None:
+    line: Any = Quiet()
+    JsonSocket(line.other).send({"leaving": True})
+    state: Any = SimpleNamespace(link=line, outcome=Outcome(ours=False))
+    PeerMessages(state, None, None, None)._read(0, 0)  # type: ignore[arg-type]
+    assert JsonSocket(line.other).arrived() == [], "only node 0 passes it on"
+
+
+@pytest.mark.parametrize("step", ["settle", "decide", "go"])
+def test_a_machine_that_waits_for_one_whose_ranks_save_is_not_silent(
+    monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    monkeypatch.setattr(peer_link, "PING_S", 0.05)
+    victim: Any = {"rank": None, "victim": True, "kind": "died", "node": 1}
+    line, head = Quiet(), coordinator.Coordinator(plan(0, free_port(LOOPBACK)))
+    far, near = wires()
+    head.met(1, far, LOOPBACK, "a")
+    there = JsonSocket(near if step == "go" else line.other)
+    there.quiet_s = 9.0
+    pinged: list[bool] = []
+
+    def saves() -> None:
+        end = time.monotonic() + 5
+        while there.quiet_s and time.monotonic() < end:
+            there.arrived()
+            time.sleep(0.01)
+        pinged.append(not there.quiet_s)
+        there.send({"record": {}, "again": {}, "ready": True})
+
+    thread = threading.Thread(target=saves)
+    thread.start()
+    with head:
+        if step == "settle":
+            line.settle(victim)
+        elif step == "decide":
+            line.decide(None)
+        else:
+            team = head.go()
+            assert team
+            team.close()
+    thread.join()
+    assert pinged == [True]

@@ -186,6 +186,7 @@ class Coordinator(Reception):
             return None
         while missing := sorted(self._expected - self._ready):
             self.unless_asked()
+            self.ping()
             waiting.report(
                 msg("launcher.nodes.to_be_ready", names=", ".join(map(self.name, missing))),
                 level=log.info,

@@ -43,6 +43,8 @@ class LeavingRanks:
         if not left or time.monotonic() > self._end:
             return False
         self._children.kill_all_but(self._asked)
+        if self._state.link:
+            self._state.link.report_leaving()
         if time.monotonic() > self._next:
             look = functools.partial(self._look, left)
             self._state.best_effort(msg("launcher.effort.leaving"), look)

@@ -226,6 +226,7 @@ class Peer(PeerLink):
                 self.lost_peer = LostPeer(leader, SILENT, cause_ids.PEER_DIED, text)
                 return {"gone": self.lost_peer}
             waiting.report(what, why, level=log.info)
+            self.ping()
             select.select([self.wires[leader]], [], [], RETRY_S)
             self.greet()
             if self._apart.look():

@@ -35,7 +35,7 @@ STILL_S = SILENT_S - 2 * PING_S  # the ranks may have stopped slightly later tha
 # counted at most between two turns: while this supervisor was stopped itself, the others were not
 # silent
 TURN_S = 1.0
-SETTLE_S = 6.0  # longer than the grace of the other ranks (training.launcher.timeouts)
+SETTLE_S = 6.0  # longer than the grace of the other ranks; a machine whose ranks save reports that
 PAUSE_S = 0.05
 # Between two starts a healthy machine may settle the failure; in a pause it is not silent.
 BETWEEN_STARTS_S = 60.0
@@ -92,6 +92,7 @@ class PeerLink(ABC):
         self._places: dict[int, str] = {}  # by node: ' (address, host)'
         self.addresses: dict[int, str] = {}  # as seen from here, by node
         self._turned = self._pinged = time.monotonic()
+        self._leaving_at = -PING_S  # when it was last reported that ranks save
         self._silent: set[int] = set()
         self._warned: set[int] = set()
         self._stack = ExitStack()
@@ -201,6 +202,26 @@ class PeerLink(ABC):
             with contextlib.suppress(ConnectionLost):
                 wire.send(message)
 
+    def ping(self) -> None:
+        """Called repeatedly, also while this machine waits for the others after a failure: it is
+        not silent."""
+        if (now := time.monotonic()) - self._pinged > PING_S:
+            self._pinged = now
+            for wire in self.wires.values():
+                wire.ping()
+
+    def report_leaving(self) -> None:
+        """Called repeatedly while ranks of a script still save after a failure: the others wait for
+        the record of their machine."""
+        if (now := time.monotonic()) - self._leaving_at > PING_S:
+            self._leaving_at = now
+            self.send_all({"leaving": True})
+
+    def note_leaving(self) -> None:
+        """Another machine reports that."""
+        if self.place.leads:  # the other machines are connected to this one alone
+            self.report_leaving()
+
     def note_stop(self, node: int, message: Message) -> None:
         """The first stop request of another machine is `asked`."""
         if not self.asked and (number := stop_request(message)):
@@ -218,13 +239,10 @@ class PeerLink(ABC):
         its ranks may be training. It is only warned about."""
         now = time.monotonic()
         passed, self._turned = min(now - self._turned, TURN_S), now
-        due = now - self._pinged > PING_S
-        self._pinged = now if due else self._pinged
+        self.ping()
         found = []
         for node, wire in self.wires.items():
             wire.quiet_s += passed
-            if due:
-                wire.ping()
             if wire.quiet_s <= SILENT_S:
                 if node in self._warned:
                     self._warned.remove(node)
@@ -258,8 +276,9 @@ class PeerLink(ABC):
         elsewhere = own["kind"] in (DIED, ERROR) and own.get("node", here) != here
         by_rank = own["rank"] is not None and not own["victim"] and not elsewhere
         guilty = by_rank or own["kind"] == ASKED
+        patience_s = SETTLE_S + (DRIVER_S if elsewhere else 0)
         last = time.monotonic()
-        end = last + SETTLE_S + (DRIVER_S if elsewhere else 0)
+        end = last + patience_s
         while (
             not guilty
             and not self._sure(own)
@@ -273,6 +292,10 @@ class PeerLink(ABC):
                 for message in messages:
                     self.failed = cast("FailureRecord | None", message.get("record")) or self.failed
                     self.asked = self.asked or stop_request(message)
+                    if "leaving" in message:
+                        self.note_leaving()
+                        end = time.monotonic() + patience_s
+            self.ping()
             time.sleep(PAUSE_S)
             last, passed = time.monotonic(), time.monotonic() - last
             for wire in self.wires.values():

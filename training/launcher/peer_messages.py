@@ -62,6 +62,8 @@ class PeerMessages:
                 link.cuts[node] = {other for other in link.wires if other in sent}
             elif "asked" in message:
                 self._stop.from_peer(message, link.name(node))
+            elif "leaving" in message:
+                link.note_leaving()
             elif "ready" in message:
                 continue  # sent before this machine had read the last order
             elif self._state.outcome.resized and not self._state.outcome.ours:
