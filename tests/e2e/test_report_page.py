@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import wait_until
 from tests.unit.report_runs import comparison, event, page_of, planned, trained
-from training.diagnose import card
+from training.diagnose import card_rows
 
 api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = next(
@@ -189,7 +189,7 @@ def test_a_phone_shows_whole_flags_and_that_tables_scroll(show: Open) -> None:
             " const cell = document.createElement('canvas').getContext('2d'); cell.font = of.font;"
             " return Math.round(parseFloat(of.paddingLeft) / cell.measureText('0').width) })()"
         )
-        == card.COLUMN + 2
+        == card_rows.COLUMN + 2
     )
     shadow = "getComputedStyle(document.querySelector('.wide')).backgroundAttachment"
     assert page.evaluate(shadow) == "local, local, scroll, scroll"

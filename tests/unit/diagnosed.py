@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ OOM = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total "
     "capacity of 31.37 GiB\n"
 )
+START_S = 1.7e9  # of a run with a console log
 KEY = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -38,11 +40,17 @@ def plan(**more: Any) -> dict[str, Any]:
     } | more
 
 
-def new_run(folder: Path) -> RunDir:
-    made = RunDir(folder / "experiments" / "run")
+def new_run(folder: Path, name: str = "run", **more: Any) -> RunDir:
+    made = RunDir(folder / "experiments" / name)
     made.create()
-    write_json(made.plan, plan())
+    write_json(made.plan, plan(**more))
     return made
+
+
+def names(run: RunDir, at: float = START_S) -> str:
+    """The line of a start in the launcher's console."""
+    clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+    return f"[INFO] {clock} run directory: {run.path}\n"
 
 
 def asked(*args: str, **env: str) -> subprocess.CompletedProcess[str]:

@@ -19,7 +19,7 @@ from tests.unit.monitor_runs import Made, old
 from training.cli import diagnose as command
 from training.core.messages import LANGUAGES, msg
 from training.core.rundir import RunDir, write_json
-from training.diagnose import card, result
+from training.diagnose import card_rows, result
 from training.diagnose.source import logs_in
 from training.watchdog.hang_report import HangFinding
 
@@ -316,7 +316,10 @@ def test_without_the_packages_of_the_product(tmp_path: Path) -> None:
 
 
 def test_card_rows_have_two_columns_for_any_character_width() -> None:
-    assert card.row("Cause", "x") == "Cause      x" and card.row("原因", "x") == "原因       x"
+    assert (
+        card_rows.row("Cause", "x") == "Cause      x"
+        and card_rows.row("原因", "x") == "原因       x"
+    )
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.diagnosed import names
 from tests.unit.monitor_runs import COMMAND, PATIENCE_S, ROOT, Made, dead_pid, old, program
 from training.cli import monitor
 from training.core import project
 from training.core.errors import UserError
+from training.core.rundir import RunDir
 from training.monitor import options, state
 
 # Command line
@@ -137,10 +139,11 @@ def test_foreign_logs_and_logs_of_removed_runs(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = Made(home / "experiments" / "one")
-    logs = {name: home / f"{name}.log" for name in ("empty", "foreign", "moved", "gone")}
+    logs = {name: home / f"{name}.log" for name in ("empty", "foreign", "moved", "other", "gone")}
     logs["empty"].touch()
     logs["foreign"].write_text("epoch 1\nthe run directory: is elsewhere\nstep 7 loss 0.25\n")
-    logs["moved"].write_text("[INFO] 2026-11-21 03:00:00 run directory: /elsewhere/one\n")
+    logs["moved"].write_text(names(RunDir(Path("/elsewhere/one")), made.at))
+    logs["other"].write_text(names(RunDir(Path("/elsewhere/one")), made.at + 999))
     logs["gone"].write_text("[INFO] 2026-11-21 03:00:00 run directory: /elsewhere/two\n")
     found = {
         name: options.find(options.parse([f"--log={log}"]), home) for name, log in logs.items()
@@ -149,6 +152,7 @@ def test_foreign_logs_and_logs_of_removed_runs(
         "empty": None,
         "foreign": None,
         "moved": made.run.path,  # the folder of all runs was moved
+        "other": None,  # of another machine
         "gone": None,
     }
     for log in logs.values():
@@ -180,10 +184,9 @@ def test_contradictory_flags(
 def test_last_run_named_in_a_log(home: Path) -> None:
     first, second = Made(home / "experiments" / "first"), Made(home / "experiments" / "second run")
     log = home / "both.log"
-    line = "[INFO] 2026-11-21 03:00:00 run directory: {}\n"
     log.write_text(
-        line.format(first.run.path)
-        + line.format(second.run.path)
+        names(first.run, first.at)
+        + names(second.run, second.at)
         + " run directory: nowhere\n"
         + "x" * 100_000
     )

@@ -21,6 +21,7 @@ from training.core.units import plural
 
 COLOURS = {"INFO": "34", "SUCCESS": "32", "WARNING": "33", "ERROR": "31"}
 LOG_VARIABLE = "DUET_LOG_FILE"
+TIME = "%Y-%m-%d %H:%M:%S"  # of a message
 
 _log: int | None = None
 _log_name = ""
@@ -141,7 +142,7 @@ def _console(text: str) -> None:
 
 
 def _now() -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S")
+    return time.strftime(TIME)
 
 
 def say(level: str, message: str, *, shown: bool = True) -> None:

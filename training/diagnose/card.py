@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from training.core import messages
 from training.core.cause_ids import (
     CONFIG_ERROR,
     EXIT_STATUS,
@@ -16,12 +14,12 @@ from training.core.cause_ids import (
     RAISED,
     UNKNOWN,
 )
-from training.core.cells import pad
 from training.core.failure_kinds import GONE, SILENT
 from training.core.messages import msg
 from training.core.plain_text import one_line, plain, shortened
 from training.core.project import typed
 from training.diagnose import gpu_occupants, signatures
+from training.diagnose.card_rows import row
 from training.tasks.memory import gib
 
 if TYPE_CHECKING:
@@ -32,19 +30,7 @@ if TYPE_CHECKING:
     )
 
 WIDTH = 160
-COLUMN = 11  # cells
 WORDLESS = {UNKNOWN, RAISED, EXIT_STATUS, CONFIG_ERROR}  # their titles are less than the summary
-
-
-def row(label: str, text: str) -> str:
-    """A label and its text in two columns, aligned for double-width characters too."""
-    return pad(label + " ", COLUMN) + text
-
-
-def in_logs(label: str) -> str:
-    """Regex for the start of a row: its label, by message ID, in any language."""
-    labels = messages.templates("diagnose")[label].values()
-    return f"(?:{'|'.join(re.escape(row(one, '')) for one in labels)})"
 
 
 def of_run(record: FailureRecord) -> str:

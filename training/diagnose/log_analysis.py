@@ -9,8 +9,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from training.core.console_run import RUN_DIRECTORY
 from training.diagnose import (
-    card,
+    card_rows,
     enqueued,
     jobs,
     log_windows,
@@ -23,14 +24,7 @@ from training.diagnose import (
 )
 from training.diagnose.enqueued import Enqueued
 from training.diagnose.jobs import JobCount
-from training.diagnose.log_line import (
-    RUN_DIRECTORY,
-    TIMED,
-    LogLine,
-    full_time_of,
-    said_by,
-    time_of,
-)
+from training.diagnose.log_line import TIMED, LogLine, full_time_of, said_by, time_of
 from training.diagnose.log_times import LogTimes
 from training.diagnose.scan import OUTPUT_BELOW, Places, recognised
 from training.diagnose.signatures import ROOT, WEAK, Signature
@@ -46,10 +40,9 @@ GOES_ON = re.compile(
     r"\b(?:[Ss]kip(?:ping|ped|s)?|[Ii]gnor(?:ing|ed)|[Cc]ontinuing|[Rr]ecover(?:ed|ing)"
     r"|going on|will ?[Rr]etry(?!=0)|[Rr]etr(?:ying|ied|y (?:in|after)))\b"  # language: quoted
 )
-CARD = re.compile(rf"^  {card.in_logs('diagnose.card.cause')}([a-z_]+): (.*)")
-CARD_DETAIL = re.compile(rf"^  {' ' * card.COLUMN}(\S.*)")  # below the title of the cause
-CARD_WHO = re.compile(rf"^  {card.in_logs('diagnose.card.who')}rank (\d+)")
-QUOTED = "      │ "  # evidence in such a card
+CARD = re.compile(rf"^  {card_rows.in_logs('diagnose.card.cause')}([a-z_]+): (.*)")
+CARD_DETAIL = re.compile(rf"^  {' ' * card_rows.COLUMN}(\S.*)")  # below the title of the cause
+CARD_WHO = re.compile(rf"^  {card_rows.in_logs('diagnose.card.who')}rank (\d+)")
 LAST_LINES = 30  # lines at the end in which an exception without a traceback counts
 START = re.compile(
     r"^nohup: ignoring input|Setting OMP_NUM_THREADS environment variable|\[runner\.py:\d+:\w+\] "
@@ -132,7 +125,7 @@ def read(source: LogSource, places: Places, near: float | None = None) -> LogAna
     analysis = LogAnalysis(source, lines, jobs=count, output=max(below, default=-1))
     analysis.near = next((t for x in lines if (t := full_time_of(x.raw)) is not None), near)
     for line in lines:
-        if not line.raw.startswith(QUOTED):
+        if not line.raw.startswith(card_rows.QUOTED):
             _take(analysis, line)
     analysis.tracebacks = traceback.read(lines)
     for one in analysis.tracebacks:
@@ -159,7 +152,7 @@ def read(source: LogSource, places: Places, near: float | None = None) -> LogAna
             if (
                 key not in known
                 or line.offset in quoted
-                or line.raw.startswith(QUOTED)
+                or line.raw.startswith(card_rows.QUOTED)
                 or NO_FAILURE.search(line.raw)
             ):
                 continue

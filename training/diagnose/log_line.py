@@ -10,9 +10,6 @@ from dataclasses import dataclass
 from training.core.plain_text import one_line
 
 SHOWN = 400  # characters of a line
-# As training.core.log writes a message of Duet, and training.plan.training_plan this one.
-OF_DUET = r"^\[INFO\] [\d: -]{19} "
-RUN_DIRECTORY = rf"{OF_DUET}run directory: "
 
 # `ws1 python[1234]: ` of the journal, after the time
 _PROCESS = r"(?:[\w.-]+ [\w./@()-]+\[\d+\]: )?"

@@ -7,7 +7,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from training.diagnose.log_line import OF_DUET, RUN_DIRECTORY, LogLine
+from training.core.console_run import OF_DUET, RUN_DIRECTORY
+from training.diagnose.log_line import LogLine
 
 REPORTED = re.compile(r"rank {1,10}: (\d+) \(local_rank: (\d+)\)")
 TIME = re.compile(r" {1,10}time {1,10}: \d")

@@ -3,55 +3,42 @@ files."""
 
 from __future__ import annotations
 
+import contextlib
 import json
-import re
 import shlex
 import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training.core import cause_ids, find_run, heartbeat, run_reader, standing
+from training.core import cause_ids, console_run, find_run, heartbeat, project, run_reader, standing
 from training.core.cause_ids import NONE, RAISED, UNKNOWN
 from training.core.jsonl import Record
 from training.core.messages import msg
-from training.core.project import typed
 from training.core.rundir import ASKED, RunDir, read_json, read_records
 from training.core.units import duration, plural
 from training.diagnose import scan, source, traceback
 from training.diagnose.events import OWN, UNLISTED, Event
-from training.diagnose.log_line import RUN_DIRECTORY, LogLine, shown
+from training.diagnose.log_line import LogLine, shown
 from training.diagnose.signatures import CASCADE, EVIDENCE, ROOT, causes
 
 if TYPE_CHECKING:
     from training.core.contracts.verdict import EndRecord
 
 ROOT_FOLDERS = 3  # depth of a log in its run directory: attempt_0/1/stderr.log
-HEAD = 64 << 10  # bytes
-RUN_LINE = re.compile(rf"{RUN_DIRECTORY}(.+)$", re.MULTILINE)
 
 
 def run_of(path: Path) -> RunDir | None:
-    """The Duet run of a path: the run directory itself, a path inside it, or the launcher's
-    console log."""
+    """The Duet run of a path: the run directory itself, a path inside it, or the console log of
+    its valid start."""
     path = find_run.with_name(path)
     for folder in [path, *path.parents][: ROOT_FOLDERS + 1]:
         if (folder / "plan.json").is_file():
             return RunDir(folder)
-    return _run_of_console(path) if path.is_file() else None
-
-
-def _run_of_console(log: Path) -> RunDir | None:
-    """The run directory named in Duet's console output, if it still exists."""
-    try:
-        with log.open("rb") as file:
-            head = file.read(HEAD).decode("utf-8", "replace")
-    except OSError:
-        return None
-    found = [Path(name.strip()) for name in RUN_LINE.findall(head)]
-    return next(
-        (RunDir(folder) for folder in reversed(found) if (folder / "plan.json").is_file()), None
-    )
+    if path.is_file():
+        with contextlib.suppress(OSError):
+            return console_run.of(path, project.WORK / find_run.EXPERIMENTS)
+    return None
 
 
 def ended(run: RunDir) -> EndRecord | None:
@@ -109,7 +96,7 @@ def alive(run: RunDir) -> str:
     return msg(
         "diagnose.run.alive",
         doing=doing,
-        attach=typed("./duet attach"),
+        attach=project.typed("./duet attach"),
         path=shlex.quote(str(run.path)),
     )
 

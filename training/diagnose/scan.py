@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from training.diagnose import card, patterns, signatures
+from training.diagnose import card_rows, patterns, signatures
 from training.diagnose.patterns import Fast, Slow, finder
 from training.diagnose.source import Chunk, LogSource
 
@@ -39,7 +39,7 @@ STRUCTURE = {
     OUTPUT_ABOVE: r"The output \(if any\) is above this job summary",
     OUTPUT_BELOW: r"The output \(if any\) follows:",
     JOB_HEADER: rf"{JOB}\d{{3,}}",
-    "card": rf"  {card.in_logs('diagnose.card.cause')}[a-z_]+: ",
+    "card": rf"  {card_rows.in_logs('diagnose.card.cause')}[a-z_]+: ",
 }
 
 

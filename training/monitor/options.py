@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from training.core import args, find_run, project
+from training.core import args, console_run, find_run, project
 from training.core.errors import Problem, UserError
 from training.core.find_run import FIRST_RUN, RunSelector
 from training.core.messages import msg
@@ -29,8 +28,6 @@ FLAGS = {
     "ascii": args.SWITCH,
     "help": args.SWITCH,
 }
-SEARCHED_BYTES = 1 << 20
-_RUN_LINE = re.compile(rb"\[INFO\] \d{4}-\d\d-\d\d \d\d:\d\d:\d\d run directory: (.+)")
 
 
 @dataclass
@@ -146,8 +143,8 @@ def find(options: MonitorOptions, root: Path) -> tuple[RunDir | None, Path | Non
 
 
 def _by_log(log: Path, experiments: Path) -> RunDir | None:
-    """The run that a log of Duet's launchers names; None for any other log, and if that run is
-    gone."""
+    """The run of a log (console_run.of); None for the log of another program, and if the run has
+    been removed or started again."""
     allowed = msg("monitor.option.a_log")
     latest = f"{COMMAND}   # the newest run" if find_run.newest(experiments) else FIRST_RUN
     if not os.path.exists(log):
@@ -173,7 +170,7 @@ def _by_log(log: Path, experiments: Path) -> RunDir | None:
     if find_run.is_run(RunDir(log.parent)):  # a file of a run
         return RunDir(log.parent)
     try:
-        found = run_line(_ends(log))
+        return console_run.of(log, experiments)
     except OSError as error:
         raise UserError(
             Problem(
@@ -183,10 +180,6 @@ def _by_log(log: Path, experiments: Path) -> RunDir | None:
                 [f"chmod u+r {shlex.quote(str(log))}"],
             )
         ) from None
-    if found is None:
-        return None
-    moved = RunDir(experiments / RunDir(found).name)
-    return next((run for run in (RunDir(log.parent / found), moved) if find_run.is_run(run)), None)
 
 
 def _newest_log(folder: Path) -> list[Path]:
@@ -195,26 +188,3 @@ def _newest_log(folder: Path) -> list[Path]:
         with contextlib.suppress(OSError):  # a link that leads nowhere
             found.append((path.stat().st_mtime, path))
     return [path for _, path in sorted(found)[-1:]]
-
-
-def _ends(log: Path) -> bytes:
-    """Beginning and end of a log; Duet's launchers name the run in one of the first lines."""
-    with log.open("rb") as file:
-        begin = file.read(SEARCHED_BYTES)
-        size = os.fstat(file.fileno()).st_size
-        if size <= len(begin):
-            return begin
-        file.seek(max(len(begin), size - SEARCHED_BYTES))
-        return begin + b"\n" + file.read()
-
-
-def run_line(content: bytes) -> str | None:
-    """The last run directory that a log names."""
-    end = len(content)
-    while (place := content.rfind(b"run directory: ", 0, end)) >= 0:
-        start, stop = content.rfind(b"\n", 0, place) + 1, content.find(b"\n", place)
-        line = content[start : stop if stop >= 0 else len(content)].rstrip()
-        if match := _RUN_LINE.fullmatch(line):
-            return os.fsdecode(match[1])
-        end = start
-    return None

@@ -6,8 +6,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from training.diagnose import card_rows, progress_marks, traceback
 from training.diagnose import log_line as prefixes
-from training.diagnose import progress_marks, traceback
 from training.diagnose.log_line import LogLine
 from training.diagnose.log_parsers import line_parser
 
@@ -23,6 +23,8 @@ _DEATH = re.compile(
     r"|process exited, code=(?:exited, status=[1-9]|killed|dumped)",
     re.I,
 )
+# a card of Duet
+_CARD = re.compile(rf"^  {card_rows.in_logs('diagnose.card.cause')}(?=[a-z_]+: )")
 _LAUNCHER = ("ChildFailedError", "ProcessExitedException", "SignalException", "CalledProcessError")
 GOES_ON = 3  # progress lines after an apparent failure that refute it
 
@@ -56,7 +58,8 @@ def _ends_well(text: str) -> bool:
 
 
 def _fails(text: str) -> bool:
-    return _DEATH.search(text) is not None or progress_marks.ends_well(text) is False
+    dead = _DEATH.search(text) or _CARD.search(text)
+    return dead is not None or progress_marks.ends_well(text) is False
 
 
 def _last(found: list[LogLine], fits: Callable[[str], bool]) -> int:
@@ -68,7 +71,8 @@ def _last(found: list[LogLine], fits: Callable[[str], bool]) -> int:
 
 def _steps_after(found: list[LogLine], place: int) -> int:
     """Progress lines after it. A complete bar does not count: many programs redraw it."""
-    facts = (line_parser.parse(one.raw) for one in found[place + 1 :])
+    later = (one.raw for one in found[place + 1 :] if not one.raw.startswith(card_rows.QUOTED))
+    facts = map(line_parser.parse, later)
     return sum(1 for fact in facts if fact and fact.tells and not fact.complete and not fact.scores)
 
 
@@ -84,4 +88,4 @@ def _failure(found: list[LogLine]) -> tuple[str | None, int]:
         message = f"{cause.type}: {cause.text}" if cause.text else cause.type
         where = f"rank {cause.rank}: " if cause.rank is not None else ""
         return (where + message.strip())[:SHOWN], place
-    return found[death].text.strip()[:SHOWN], place
+    return _CARD.sub("", found[death].text).strip()[:SHOWN], place
