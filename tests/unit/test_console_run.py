@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 
 from tests.unit.diagnosed import OOM, START_S, names, new_run, plan
+from training.cli import diagnose as command
 from training.core import find_run, project
 from training.core.rundir import RunDir, write_json
 from training.diagnose import result
@@ -62,3 +64,19 @@ def test_a_copy_of_a_console_log_leads_to_a_run_that_was_moved(run: RunDir, tmp_
     console = tmp_path / "redirected.log"
     console.write_text(f"{names(RunDir(Path('/elsewhere/run')))}{OOM}")
     assert result.diagnose([console])["run"] == str(run.path)
+
+
+def test_a_folder_of_console_logs_is_not_one_run(
+    run: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    older, newer = logs / "launch_train_1.log", logs / "launch train 2.log"
+    newer.write_text(f"{names(run)}step 1/9 loss 2.0\n")
+    older.write_text(f"{names(run)}{OOM}")  # of the same run, as on another machine
+    assert result.diagnose([logs])["cause"] == "gpu_oom"
+    older.write_text(f"{names(RunDir(Path('/gone/other')))}{OOM}")
+    os.utime(older, (START_S, START_S))
+    assert command.main([str(logs)]) == 2
+    told = capsys.readouterr().err
+    assert f"{logs} contains 2 runs" in told and f"./duet diagnose '{newer}'" in told

@@ -116,7 +116,7 @@ PROBLEMS = {
     "log.missing": "the log does not exist",
     "log.none": "no log found",
     "log.not_a_file": "the log path is not a file",
-    "log.several_runs": "the folder contains several runs",
+    "log.several_runs": "the folder contains several runs or their logs",
     "log.unreadable": "the log cannot be read",
     "nodes.common_run": "the machines were asked to train different runs",
     "nodes.lost_before_start": "a machine was lost before the start",

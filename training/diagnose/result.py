@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training.core import cause_ids, exit_status, run_reader
+from training.core import cause_ids, console_run, exit_status, run_reader
 from training.core.cause_ids import EXIT_STATUS, NONE, RAISED, UNKNOWN
 from training.core.errors import Problem, UserError
 from training.core.jsonl import mtime
@@ -111,21 +111,27 @@ def _of_folder(path: Path) -> tuple[Sequence[Path | None], Sequence[Path]]:
         else sorted({p.parent for depth in ("*", "*/*") for p in path.glob(f"{depth}/plan.json")})
     )
     if len(runs) > 1:
-        newest = max(runs, key=lambda r: mtime(r / "plan.json") or 0.0)
-        raise UserError(
-            Problem(
-                "log.several_runs",
-                msg("diagnose.several_runs", path=path, runs=len(runs)),
-                msg("diagnose.one_run"),
-                [f"./duet diagnose {shlex.quote(str(newest))}"],
-            )
-        )
+        raise _several(path, len(runs), max(runs, key=lambda r: mtime(r / "plan.json") or 0.0))
     logs, errors = logs_in(path)
+    named = {log: start.folder.name for log in logs if (start := console_run.last_start(log))}
+    if (count := len(set(named.values()))) > 1:  # Duet's folder of console logs
+        raise _several(path, count, max(named, key=lambda log: mtime(log) or 0.0))
     if not logs and not errors and not (path / "plan.json").exists():
         raise UserError(
             Problem("log.none", msg("diagnose.no_log", path=path), msg("diagnose.text_files"))
         )
     return logs, errors
+
+
+def _several(folder: Path, runs: int, newest: Path) -> UserError:
+    return UserError(
+        Problem(
+            "log.several_runs",
+            msg("diagnose.several_runs", path=folder, runs=runs),
+            msg("diagnose.one_run"),
+            [f"./duet diagnose {shlex.quote(str(newest))}"],
+        )
+    )
 
 
 def _of_run(end: EndRecord, run: RunDir, plan: Plan | None) -> DiagnosisRecord:
