@@ -262,7 +262,7 @@ def torchrun(tmp_path: Path, token: str) -> Iterator[Torchrun]:
                     start_new_session=True,
                 )
             )
-        wait_until(lambda: until in console.read_text(), 60, f"{until!r} in {console}")
+        wait_until(lambda: until in console.read_text(), what=f"{until!r} in {console}")
         return started[-1].pid, console
 
     yield start

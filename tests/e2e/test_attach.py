@@ -129,7 +129,7 @@ def test_a_script_under_duet(launch: Callable[..., Launched], tmp_path: Path) ->
 @pytest.mark.soak
 def test_duets_training_shows_its_phases(launch: Callable[..., Launched]) -> None:
     run = launch("./train_dual_gpu.sh", QUICKSTART, num_iterations=100000)
-    wait_until(lambda: len(run.steps) > 3, 90, "it trains")
+    wait_until(lambda: len(run.steps) > 3, what="it trains")
     code, said = attach(f"--run={run.run.path}")
     run.process.send_signal(signal.SIGTERM)
     assert run.wait() == 75

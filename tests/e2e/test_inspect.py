@@ -55,7 +55,7 @@ def test_a_duet_run(launch: Callable[..., Launched]) -> None:
     run = launch(
         "./train_dual_gpu.sh", QUICKSTART, num_iterations=100_000, inspect_every=5, hang_timeout=0
     )
-    wait_until(lambda: len(run.steps) > 6, 90, "it trains")
+    wait_until(lambda: len(run.steps) > 6, what="it trains")
     path, pids = str(run.run.path), run.pids
 
     code, told = inspect(path)

@@ -47,7 +47,7 @@ def test_the_machine_that_was_left_out_is_taken_back_once_it_reaches_the_other(
     start: Callable[[int], Launched], lan: Network, token: str
 ) -> None:
     first, second, third = (start(number) for number in range(MACHINES))
-    wait_until(lambda: last_step(first) >= 7, 120, "training")
+    wait_until(lambda: last_step(first) >= 7, what="training")
     lan.part(1, 2)
     wait_until(lambda: events(first, "restart") != [], 60, "a restart without one of the two")
     (lost,) = events(first, "restart")
