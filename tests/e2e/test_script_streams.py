@@ -56,7 +56,9 @@ def test_streams_signals_and_lines_of_other_ranks(
         "import os, signal, sys, time\n"
         "rank = os.environ['RANK']\n"
         "signal.signal(signal.SIGUSR2, lambda *_: (print('got USR2'), os._exit(0)))\n"
+        "while rank == '1' and not os.path.exists('first'): time.sleep(0.01)\n"
         "print(f'rank {rank} of 2', file=sys.stderr)\n"
+        "open('first', 'w').close()\n"
         "if rank == '1':\n"
         "    print('only rank 1: careful', file=sys.stderr)\n"
         "else:\n"
@@ -125,7 +127,7 @@ def test_a_launcher_without_any_standard_stream(tmp_path: Path, project: Path, t
         ["bash", "-c", line],
         cwd=project,
         env={**clean_environment(), TOKEN: token},
-        timeout=60,
+        timeout=180,
         check=False,
     )
     (log,) = (tmp_path / "logs").glob("*.log")
