@@ -216,25 +216,23 @@ def test_under_torchrun_the_failed_rank_has_the_only_card(launch: Launch) -> Non
     assert shown in log.read_text()
 
 
-def until_wandb_has_begun(folder: Path) -> str:
-    """An expression for a hook."""
-    begun = f"__import__('glob').glob({str(folder / 'run1/wandb/offline-run-*/*.wandb')!r})"
-    return f"list(iter(lambda: bool({begun}) or __import__('time').sleep(0.05), True))"
+# an expression for a hook
+UNTIL_WANDB_HAS_BEGUN = (
+    "list(iter(lambda: any(t.name == 'tracker W&B' and t.ready.is_set() for t in "
+    "__import__('threading').enumerate()) or __import__('time').sleep(0.05), True))"
+)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", ["STOP", "KILL"])
-def test_wandb_without_its_service_is_one_warning(
-    launch: Launch, tmp_path: Path, number: str
-) -> None:
+def test_wandb_without_its_service_is_one_warning(launch: Launch, number: str) -> None:
     """Its exit handler would wait for a frozen service until rank 0 is killed, and print a
     traceback for one that was killed."""
     strikes = f"['pkill', '-{number}', '-P', str(os.getpid()), '-x', 'wandb-core']"
     hook = in_forward(
         0,
         5,
-        f"{until_wandb_has_begun(tmp_path / 'experiments')}; "
-        f"__import__('subprocess').run({strikes}, check=True)",
+        f"{UNTIL_WANDB_HAS_BEGUN}; __import__('subprocess').run({strikes}, check=True)",
     )
     run = launch(*RUN, wandb_mode="offline", use_dummy_wandb=None, hook=hook).ok()
     warnings = [line for line in run.output.splitlines() if "[WARNING]" in line]
@@ -245,10 +243,9 @@ def test_wandb_without_its_service_is_one_warning(
 
 
 @pytest.mark.soak
-def test_a_failing_rank_0_closes_its_trackers(launch: Launch, tmp_path: Path) -> None:
+def test_a_failing_rank_0_closes_its_trackers(launch: Launch) -> None:
     """The next start continues the same W&B run."""
-    begun = until_wandb_has_begun(tmp_path / "experiments")
-    fails = in_forward(0, 5, f"{begun}; raise ValueError('planted')")
+    fails = in_forward(0, 5, f"{UNTIL_WANDB_HAS_BEGUN}; raise ValueError('planted')")
     run = launch(*RUN, wandb_mode="offline", use_dummy_wandb=None, save_every=4, hook=fails)
     assert run.wait() == 4 and run.failure["summary"] == "ValueError: planted"
     assert "left behind by a rank" not in run.output, "its service has exited by itself"

@@ -88,9 +88,12 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return replace
 
 
-def test_a_failure_shortly_before_the_limit_ends_the_test(programs: Callable[..., None]) -> None:
+def test_a_failure_shortly_before_the_limit_ends_the_test(
+    programs: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "PEER_GRACE_S", 60.0)  # the limit comes before its end
     programs("sleep 20", "exit 3")
-    outcome = runner.run(2, "cpu", {}, limit_s=0.05)
+    outcome = runner.run(2, "cpu", {}, limit_s=1.0)
     assert (outcome.statuses, outcome.timed_out) == ({1: 3}, False)
     assert outcome.seconds < 10
 

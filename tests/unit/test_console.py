@@ -117,8 +117,8 @@ def test_the_launcher_waits_for_its_terminal_until_a_signal(
     termios.tcflow(terminal[1], termios.TCOOFF)
     shown.write(b"the end\n")
     stops = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM))
-    stops.start()
     begun = time.monotonic()
+    stops.start()
     stop_signals.show_the_rest()
     assert 0.3 < time.monotonic() - begun < 30
     assert shown.frozen and signal.getsignal(signal.SIGTERM) == before

@@ -216,11 +216,11 @@ def test_the_others_end_with_a_rank_that_fails(run: RunDir, store: dist.Store) -
 def test_a_wait_is_limited_while_no_rank_that_prepares_data_lives(
     run: RunDir, store: dist.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limit_s = 0.5
+    limit_s = 2.0
     monkeypatch.setattr(rank_data, "ALIVE_S", limit_s / 10)
     other = waiting(0, 2, limit_s)
     with rank_data.Peers(world(1, size=2), limit_s).preparing():
-        time.sleep(3 * limit_s)
+        time.sleep(1.5 * limit_s)
         assert not other.done()
     error = other.exception(20)  # rank 1 is gone
     assert isinstance(error, rank_data.RankEnded) and error.rank == 1

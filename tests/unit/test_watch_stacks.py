@@ -193,7 +193,7 @@ def test_no_more_dumps_at_once_than_cores(tmp_path: Path, monkeypatch: pytest.Mo
     """The first processes are read first; all together would share the cores until the limit."""
     monkeypatch.setattr(stacks.env_vars, "cpu_count", lambda: 2)
     running, most, order = set[int](), 0, list[int]()
-    lock = threading.Lock()
+    lock, together = threading.Lock(), threading.Barrier(stacks.AT_LEAST)
 
     def dump(program: str, pid: int, end: float) -> str:
         nonlocal most
@@ -201,7 +201,7 @@ def test_no_more_dumps_at_once_than_cores(tmp_path: Path, monkeypatch: pytest.Mo
             running.add(pid)
             order.append(pid)
             most = max(most, len(running))
-        time.sleep(0.005)
+        together.wait(60)
         with lock:
             running.discard(pid)
         return ""
@@ -210,7 +210,7 @@ def test_no_more_dumps_at_once_than_cores(tmp_path: Path, monkeypatch: pytest.Mo
     assert list(stacks.dump(range(40, 80))) == list(range(40, 80))
     assert most <= stacks.AT_LEAST and set(order[:4]) == {40, 41, 42, 43}
     monkeypatch.setattr(stacks.env_vars, "cpu_count", lambda: 64)
-    most = 0
+    most, together = 0, threading.Barrier(stacks.AT_LEAST + 1)
     stacks.dump(range(40, 80))
     assert stacks.AT_LEAST < most <= stacks.AT_ONCE
 
