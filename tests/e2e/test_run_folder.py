@@ -20,7 +20,7 @@ def test_a_removed_run_directory_ends_the_run(launch: Launcher, retries: int) ->
     # in one step: rmtree would meet files being written
     removed = run.run.path.rename(run.run.path.parent / "removed")
     shutil.rmtree(removed, ignore_errors=True)
-    assert run.wait(30) == 4, run.output
+    assert run.wait() == 4, run.output
     assert f"the run directory {run.run.path} has disappeared" in run.output
     assert "Cause" not in run.output and "Traceback" not in run.output, (
         "no card with a path that no longer exists"

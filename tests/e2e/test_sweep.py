@@ -125,7 +125,7 @@ def test_a_sweep_survives_its_terminal(project: Path, tmp_path: Path, token: str
     finally:
         os.close(main)  # the kernel sends SIGHUP
     assert b"quickstart_sweep" in shown
-    process.wait(timeout=90)
+    process.wait(timeout=240)
     ends = [RunDir(path).summary for path in runs.glob("quickstart_sweep*") if path.is_dir()]
     assert [(read_json(file) or {}).get("status") for file in ends] == ["done", "done"]
     assert process.returncode == Exit.DONE
