@@ -147,9 +147,11 @@ def decide(
     precision: str = "bf16",
     resumed: RunDir | None = None,
     place: placement.Topology | None = None,
+    was: str = "none",
 ) -> gradients.GradientPlan:
     request = ask("configs/dual_gpu/quickstart.py", f"--gradient_compression={wish}")
     request.resume_from = resumed
+    request.resumed = {"gradient_compression": (was, "")} if resumed else {}
     request.place = place or request.place
     cards = [Gpu(i, f"GPU-{i}", CARD, None, None, None, None, None) for i in range(2)]
     machine = Situation("cuda", Decision(precision, ""), Decision(True, ""), None)
@@ -252,6 +254,25 @@ def test_a_resumed_run_keeps_its_buckets_and_graphs(
     fields = decide("none", begun(rate), resumed=RunDir(Path("run"))).fields
     assert fields["bucket_mib"]["value"] == size
     assert fields["blocks_per_graph"]["value"] == (8 if ranks == 2 else 1)
+
+
+@each(
+    ("ranks", "was", "rate", "value"),
+    [
+        (2, "auto", 20.0, "bf16"),
+        (2, "auto", None, "bf16"),
+        (2, "none", 20.0, "none"),  # auto is new: it decides
+        (4, "auto", 20.0, "none"),
+    ],
+)
+def test_a_resumed_run_keeps_the_compression_that_auto_has_chosen(
+    ranks: int, was: str, rate: float | None, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It rounds every gradient, and the bandwidth may have been measured since."""
+    before = {"ranks": ranks, "gradient_compression": {"value": "bf16", "reason": ""}}
+    monkeypatch.setattr(gradients.standing, "read_plan", lambda run: before)
+    found = decide("auto", begun(rate), resumed=RunDir(Path("run")), was=was).fields
+    assert found["gradient_compression"]["value"] == value
 
 
 @each(("precision", "tera"), [("fp16", 125), ("bf16", None)])

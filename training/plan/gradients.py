@@ -50,6 +50,8 @@ def decide(
     wish = wished(request)
     if begun["ranks"] == 1:
         return GradientPlan(_fields(Decision(NONE, msg("plan.gradients.one_rank"))))
+    if wish.value == AUTO == request.resumed.get("gradient_compression", ("", ""))[0]:
+        wish = _kept(request, begun, "gradient_compression") or wish
     one = predicted(begun, decided, precision, compiled)
     kept = _kept(request, begun, "bucket_mib")
     blocks = decided.step.compiled_blocks if decided.step else None
@@ -101,11 +103,13 @@ def _together(graphs: Decision | None) -> list[str]:
 
 
 def _kept(
-    request: Request, begun: PlanStart, name: Literal["bucket_mib", "blocks_per_graph"]
+    request: Request,
+    begun: PlanStart,
+    name: Literal["gradient_compression", "bucket_mib", "blocks_per_graph"],
 ) -> Decision | None:
-    """That of the run to resume: buckets determine the order in which more than two ranks add
-    gradients, and another graph may round differently. None for a new run, an undecided one, and
-    another number of ranks."""
+    """That of the run to resume: compression rounds gradients, buckets determine the order in which
+    more than two ranks add them, and another graph may round differently. None for a new run, an
+    undecided one, and another number of ranks."""
     before = standing.read_plan(request.resume_from) if request.resume_from else None
     if before is None or before.get("ranks") != begun["ranks"] or name not in before:
         return None
