@@ -133,7 +133,7 @@ def test_copies_that_work_are_used_unless_accelerate_refuses_them(
     card = Gpu(0, "GPU-a", "NVIDIA GeForce RTX 4090", None, None, None, None, None)
     machine = GpuInventory((card,), "", "535.183.01", hidden=(replace(card, index=1),))
     python = None if accelerate is None else sys.executable
-    communication.for_accelerate(plan, machine, python, {})
+    communication.for_accelerate(plan, machine, python)
     assert [v["name"] for v in plan["variables"]] == names
     # times with copies are no longer those of the run
     kept = tested is not None and accelerate is False
@@ -226,7 +226,8 @@ def test_the_command_tests_the_gpus_of_the_run() -> None:
     chosen = env_vars.Variable("CUDA_VISIBLE_DEVICES", "2,3", "the emptiest", env_vars.HERE)
     (text,) = settled(Ranks({}), variables=(chosen,))["text"]
     assert "CUDA_VISIBLE_DEVICES=2,3 ./duet communication 2" in text
-    (text,) = settled(Ranks({}), CUDA_VISIBLE_DEVICES="1,3")["text"]
+    chosen = env_vars.Variable("CUDA_VISIBLE_DEVICES", "1,3", "", env_vars.FOUND)
+    (text,) = settled(Ranks({}), variables=(chosen,))["text"]
     assert "CUDA_VISIBLE_DEVICES=1,3 ./duet communication 2" in text
     (text,) = settled(Ranks({}))["text"]
     assert "CUDA_VISIBLE_DEVICES" not in text

@@ -127,6 +127,7 @@ def begun(
         "place": placement.Topology(placement.LOCAL, "", "").record(),
         "device": {"value": "cuda", "reason": ""},
         "gpus": [{"name": name, "index": n, "uuid": f"GPU-{n}"} for n in range(2)],
+        "variables": [{"name": "CUDA_VISIBLE_DEVICES", "value": "1,3"}],
         **({"communication": known} if rate else {}),
         **other,
     }
@@ -240,7 +241,8 @@ def test_the_reason_names_what_is_unknown() -> None:
         decide("auto", start, of_a_user).fields["gradient_compression"]["reason"]
         for start in (begun(None), begun(1.0))
     )
-    assert "has not been measured" in unmeasured and "arithmetic" in unknown
+    assert "CUDA_VISIBLE_DEVICES=1,3 ./duet communication 2 --device=cuda" in unmeasured
+    assert "arithmetic" in unknown
 
 
 @pytest.mark.parametrize(("ranks", "rate", "size"), [(2, 20.0, 8), (2, None, 8), (4, 20.0, 25)])

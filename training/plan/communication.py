@@ -66,7 +66,7 @@ def settle(
             "time": known["time"],
             "p2p": p2p_cache.P2P not in known["variables"] | known["settings"],
         }
-        begun["headline"].append(_sentence(known, begun, environ))
+        begun["headline"].append(_sentence(known, begun))
         begun["text"].append(begun["headline"][-1])
     begun["variables"] += _missing(begun, needed, environ)
     if p2p_cache.variables(needed, environ):
@@ -75,9 +75,7 @@ def settle(
         )
 
 
-def for_accelerate(
-    begun: PlanStart, machine: GpuInventory, python: str | None, environ: Mapping[str, str]
-) -> None:
+def for_accelerate(begun: PlanStart, machine: GpuInventory, python: str | None) -> None:
     """Add the variables without which accelerate refuses the GPUs of this machine, unless the
     copies work and `python` does not have it (None: unknown). After settle(), which finds out
     whether they work."""
@@ -89,7 +87,7 @@ def for_accelerate(
     if not needed or (copies and python and not has_package(python, "accelerate")):
         return
     if measured and copies:  # which its ranks will not use
-        sentence = _sentence(measured, begun, environ)
+        sentence = _sentence(measured, begun)
         del begun["communication"]
         begun["headline"].remove(sentence)
         begun["text"].remove(sentence)
@@ -127,6 +125,12 @@ def command(ranks: int, device: str, visible: str = "") -> str:
     return gpus + typed(f"./duet communication {ranks} --device={device}")
 
 
+def command_for(begun: PlanStart) -> str:
+    """That for the GPUs of this plan."""
+    variables = {v["name"]: v["value"] for v in begun["variables"]}
+    return command(begun["local_ranks"], "cuda", variables.get(VISIBLE, ""))
+
+
 def _without_times(known: P2PVerdict, begun: PlanStart) -> str:
     return msg(
         "plan.communication.busy", gpus=plural(begun["local_ranks"], "GPU"), when=_date(known)
@@ -137,15 +141,11 @@ def _date(known: P2PVerdict | CommunicationRecord) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(known["time"]))
 
 
-def _sentence(
-    known: P2PVerdict | CommunicationRecord, begun: PlanStart, environ: Mapping[str, str]
-) -> str:
-    ranks = begun["local_ranks"]
-    chosen = {v["name"]: v["value"] for v in begun["variables"] if v["origin"] == "set here"}
+def _sentence(known: P2PVerdict | CommunicationRecord, begun: PlanStart) -> str:
     return msg(
         "plan.communication.known",
         rate=f"{known['gb_per_s']:.3g}",
-        gpus=plural(ranks, "GPU"),
+        gpus=plural(begun["local_ranks"], "GPU"),
         when=_date(known),
-        again=command(ranks, "cuda", chosen.get(VISIBLE) or environ.get(VISIBLE, "")),
+        again=command_for(begun),
     )

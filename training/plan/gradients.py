@@ -14,7 +14,7 @@ from training.host import flops, p2p_cache, visible_devices
 from training.host.decisions import Decision
 from training.host.gpus import VISIBLE, Gpu
 from training.host.placement import LOCAL, on_one_machine
-from training.plan import exchange, tuning
+from training.plan import communication, exchange, tuning
 from training.plan.exchange import Exchange
 from training.plan.request import Request
 from training.plan.tuning import AUTO, BF16, NONE, Choice
@@ -164,7 +164,7 @@ def unknown(begun: PlanStart, precision: Decision) -> str:
     if not on_one_machine(begun["place"]):
         return msg("plan.gradients.machines")
     if "communication" not in begun:
-        return msg("plan.gradients.unmeasured")
+        return msg("plan.gradients.unmeasured", command=communication.command_for(begun))
     name = begun["gpus"][0]["name"]
     return msg("plan.gradients.arithmetic", name=name, precision=precision.value)
 

@@ -56,7 +56,7 @@ def build(
     builder.refuse_errors(request, checks)
     communication.settle(request, begun, checks, environ, test)
     if on_one_machine(begun["place"]) and device.value == "cuda" and not request.watch:
-        communication.for_accelerate(begun, machine, script.python, environ)
+        communication.for_accelerate(begun, machine, script.python)
     plan: Plan = {
         **begun,
         "config_file": None,
