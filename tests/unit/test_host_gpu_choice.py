@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.cases import each
+from tests.unit.nvidia_machine import BALANCED, Nvidia, dry_run
 from training.core.messages import msg
 from training.host import gpu_choice, gpus
 from training.host.gpu_choice import emptiest, emptiest_gpus, numbering
@@ -226,6 +227,27 @@ def test_another_numbering_of_different_gpus_is_noted(
 ) -> None:
     every = tuple(replace(gpu(n, 10), name=name) for n, name in enumerate(names))
     assert bool(numbering(GpuInventory(every, ""), environ)) == noted
+
+
+@each(
+    ("selected", "facts", "suggested"),
+    [
+        ("0,1", {"FREE_GIB": "31,0.2,31,31"}, True),
+        ("0,1,2", {"FREE_GIB": "31,0.2,31,31"}, True),  # the first two are used
+        ("0,1", {"PROCESSES": ";4712:1"}, True),  # enough memory, but shared
+        ("0,1", {"FREE_GIB": "31,0.2,0.2,0.2"}, False),
+        ("0,1", {"FREE_GIB": "31,0.2,31,31", "PROCESSES": "4711:1;;4712:1;4713:1"}, False),
+        ("0,1", {"FREE_GIB": "31,0.2,31,31", "COUNT": 2}, False),
+        (None, {"FREE_GIB": "31,0.2", "COUNT": 2}, False),
+    ],
+)
+def test_idle_gpus_beside_the_selected_ones_are_the_first_suggestion(
+    selected: str | None, facts: dict[str, Any], suggested: bool, nvidia: Nvidia
+) -> None:
+    chosen = {VISIBLE: selected} if selected else {}
+    shown = dry_run(nvidia(**{"COUNT": 4} | chosen | facts), BALANCED).stdout
+    first = shown.partition("GPU 1  ")[2].partition("try: ")[2].splitlines()[:1]
+    assert (first == [f"env -u {VISIBLE} ./train_dual_gpu.sh {BALANCED} --dry_run"]) is suggested
 
 
 def test_mps_is_known_by_its_pipe_where_the_processes_are_not(

@@ -49,7 +49,8 @@ def gpus(
     have, ranks = len(machine.gpus), request.gpu_ranks
     if have < ranks:
         parts = [msg("plan.gpus.whole")] if "MIG-" in machine.reason else []
-        fixes = [*_repairs(machine), *parts, *_all_visible(machine, estimate, request)]
+        usable = [one for one in _all(machine) if (one.free_bytes or 0) >= estimate.needed]
+        fixes = [*_repairs(machine), *parts, *_all_visible(usable, request)]
         fixes += [request.command_with(have)] if have else []
         anywhere = msg("plan.gpus.anywhere")
         fixes += [
@@ -87,10 +88,16 @@ def gpus(
     if request.place.kind == RANK:  # of torchrun or another launcher, which starts the others too
         ours |= process.children(os.getppid())
     fixes = [*_fewer_ranks(machine, request, step), *smaller]
+    idle = [
+        one
+        for one in _all(machine)
+        if (one.free_bytes or 0) >= estimate.tight and not one.processes and one.uuid not in claims
+    ]
+    elsewhere = _all_visible(idle, request)
     for gpu in machine.gpus[:ranks]:
         if not gpu.processes and gpu.uuid in claims:
             gpu = replace(gpu, processes=(gpu_processes.here(claims[gpu.uuid]),))  # noqa: PLW2901
-        yield one_gpu.check(gpu, estimate, fixes, ours, measured=request.check)
+        yield one_gpu.check(gpu, estimate, fixes, ours, elsewhere, measured=request.check)
         if gpu.mig and not (gpu.uuid.startswith(PART) and ranks == 1):
             yield in_parts(gpu, ranks, request.command_with(1))
 
@@ -108,19 +115,17 @@ def _repairs(machine: GpuInventory) -> list[str]:
     return next(found, ["nvidia-smi"] if machine.failure else [])
 
 
-def _all_visible(
-    machine: GpuInventory, estimate: memory.Estimate, request: LaunchRequest
-) -> list[str]:
-    """The same command with all GPUs of the machine visible, if enough of them can be used; [] in
+def _all(machine: GpuInventory) -> list[Gpu]:
+    """The GPUs that a rank could use, also those that CUDA_VISIBLE_DEVICES leaves out."""
+    return [one for one in (*machine.gpus, *machine.hidden) if not one.mig and not closed(one)]
+
+
+def _all_visible(usable: Sequence[Gpu], request: LaunchRequest) -> list[str]:
+    """The same command with all GPUs of the machine visible, if enough of them are `usable`; [] in
     an allocation, where the others may belong to other jobs."""
     if request.place.kind != LOCAL or process.BATCH_JOB & os.environ.keys():
         return []
-    usable = [
-        gpu
-        for gpu in (*machine.gpus, *machine.hidden)
-        if not gpu.mig and not closed(gpu) and (gpu.free_bytes or 0) >= estimate.needed
-    ]
-    enough = machine.hidden and len(usable) >= request.gpu_ranks
+    enough = VISIBLE in os.environ and len(usable) >= request.gpu_ranks
     return [f"env -u {VISIBLE} {request.command()}"] if enough else []
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from training.core.messages import msg
 from training.host import gpu_processes, gpu_words
@@ -18,16 +18,23 @@ ROOT = "root"
 
 
 def check(
-    gpu: Gpu, estimate: memory.Estimate, smaller: list[str], launch: set[int], *, measured: bool
+    gpu: Gpu,
+    estimate: memory.Estimate,
+    smaller: list[str],
+    launch: set[int],
+    elsewhere: Sequence[str] = (),
+    *,
+    measured: bool,
 ) -> Check:
     """`smaller`: commands for when the memory of the GPU is too small. `launch`: its pids.
+    `elsewhere`: the command for idle GPUs.
     `measured`: a step is, after these checks; what it may need is then in that check alone."""
     name = f"GPU {gpu.index}"
     shown = _shown(gpu)
     others = [
         p for p in gpu.processes if not (p.known and p.pid in launch) and MPS not in p.command
     ]
-    kill = _kill(p for p in others if p.known)
+    kill = [*elsewhere, *_kill(p for p in others if p.known)]
     occupied = msg("plan.gpus.occupied", processes=_listed(others)) if others else ""
     taken = bool(others) and not gpu.by_mps
     if gpu.compute_mode == PROHIBITED or (gpu.compute_mode == EXCLUSIVE and taken):
