@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -270,3 +271,10 @@ def test_removed_checkpoint_has_no_age(made: Made) -> None:
     without = [line for line in screen.screen(seen, View(120, 40)) if "CHECKPOINT" in line]
     assert len(shown) == len(without) == 1
     assert " ago " in shown[0] and " ago " not in without[0] and "step_00000100" in without[0]
+
+
+def test_an_ended_run_shows_its_end_instead_of_the_present_time(made: Made) -> None:
+    at = time.time() - 3 * 86400
+    made.supervisor(dead_pid()).steps().summary(time=at)
+    ended = time.strftime("%a %H:%M", time.localtime(at))
+    assert text_of(made.run).splitlines()[0].endswith(f"FINISHED  {ended}, 3 d ago")

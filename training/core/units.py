@@ -67,6 +67,14 @@ def duration(seconds: float | None) -> str:
     return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
 
 
+def age(seconds: float) -> str:
+    """'30 s', '19 min', '5 h', '2 d'."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
 def clock(unix_s: float | None, form: str = "%H:%M:%S") -> str:
     try:
         return "-" if unix_s is None else time.strftime(form, time.localtime(unix_s))

@@ -39,7 +39,7 @@ def head(state: RunState, width: int) -> list[Line]:
     badge = (state_word(run["state"]).upper(), BADGES[run["state"]])
     first = term_text.sides(
         [("Duet  ", "dim"), (term_text.clean(run["name"]), "bold")],
-        [badge, ("  " + units.clock(state["time_unix_s"]), "dim")],
+        [badge, ("  " + _time(state), "dim")],
         width,
     )
     facts = [
@@ -70,6 +70,18 @@ def head(state: RunState, width: int) -> list[Line]:
     if run["restarts"]:
         facts.append(units.plural(run["restarts"], "restart"))
     return [first, [(" · ".join(facts), "")], _progress(state, width)]
+
+
+def _time(state: RunState) -> str:
+    """When the run ended, or the present time."""
+    now, ended = state["time_unix_s"], state["run"]["ended_unix_s"]
+    if state["run"]["state"] not in ENDED or ended is None:
+        return units.clock(now)
+    return msg(
+        "monitor.screen.ended",
+        time=units.clock(ended, msg("monitor.screen.day_and_time")),
+        duration=units.age(max(0.0, now - ended)),
+    )
 
 
 def _progress(state: RunState, width: int) -> Line:

@@ -225,7 +225,7 @@ def _last_step(state: RunState | None) -> str:
     return msg(
         "monitor.health.last_step",
         step=state["progress"]["step"],
-        duration=f"{age:.1f} s" if age < 10 else run_checks.duration(age),
+        duration=f"{age:.1f} s" if age < 10 else units.age(age),
     )
 
 
@@ -237,7 +237,7 @@ def _ended(run: RunDir, state: RunState) -> HealthReport | None:
     progress = state["progress"]
     step, total = progress["step"], progress["total_steps"]
     ago = state["time_unix_s"] - (state["run"]["ended_unix_s"] or state["time_unix_s"])
-    word, past = state_word(how), run_checks.duration(max(0.0, ago))
+    word, past = state_word(how), units.age(max(0.0, ago))
     if step is None:
         text = msg("monitor.health.ended_without_steps", state=word, duration=past)
     elif total:

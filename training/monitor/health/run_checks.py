@@ -267,7 +267,7 @@ def checkpoint(target: Target, state: RunState) -> HealthCheck:
         return HealthCheck("checkpoint", WARN if late else OK, separated([none, how]))
     age = max(0.0, state["time_unix_s"] - (found["time_unix_s"] or state["time_unix_s"]))
     late = bool(every) and step - found["step"] > LATE * (every or 0)
-    newest = msg("monitor.health.checkpoint.newest", step=found["step"], age=duration(age))
+    newest = msg("monitor.health.checkpoint.newest", step=found["step"], age=units.age(age))
     if step >= found["step"]:
         newest += msg("monitor.health.checkpoint.behind", steps=step - found["step"])
     return HealthCheck("checkpoint", WARN if late else OK, separated([newest, how]))
@@ -307,10 +307,3 @@ def _at(event: EventRecord) -> str:
     names = {f"step {step}", msg("monitor.health.findings.step", step=step)}
     known = any(name in str(event.get("text")) for name in names)
     return "" if known else msg("monitor.health.findings.at", step=step)
-
-
-def duration(seconds: float) -> str:
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"
