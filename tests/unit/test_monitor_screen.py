@@ -278,3 +278,17 @@ def test_an_ended_run_shows_its_end_instead_of_the_present_time(made: Made) -> N
     made.supervisor(dead_pid()).steps().summary(time=at)
     ended = time.strftime("%a %H:%M", time.localtime(at))
     assert text_of(made.run).splitlines()[0].endswith(f"FINISHED  {ended}, 3 d ago")
+
+
+def test_warnings_are_those_of_the_last_launch_with_their_day(made: Made) -> None:
+    now = time.time()
+    launched = now - 3 * 86400
+    rundir.write_json(made.run.plan, made.plan | {"created": launched})
+    for at, text in ((launched - 9, "FAILED rank 1"), (launched + 9, "slow disk"), (now, "full")):
+        rundir.append_json(made.run.events, {"time": at, "event": "warning", "text": text})
+    assert look(made.run)["run"]["warnings"] == 3
+    lines = [line for line in text_of(made.run, 80, 50).splitlines() if line.startswith("warning")]
+    assert lines == [
+        f"warning {time.strftime('%m-%d %H:%M', time.localtime(launched + 9))} slow disk",
+        f"warning {time.strftime('%H:%M:%S', time.localtime(now))} full",
+    ]

@@ -82,6 +82,13 @@ def clock(unix_s: float | None, form: str = "%H:%M:%S") -> str:
         return "-"
 
 
+def moment(unix_s: float | None, now: float) -> str:
+    """'03:12:08'; '11-28 03:12' of another day than `now`."""
+    day = "%Y-%m-%d"
+    today = unix_s is None or clock(unix_s, day) == clock(now, day)
+    return clock(unix_s) if today else clock(unix_s, "%m-%d %H:%M")
+
+
 def count(value: float | None) -> str:
     """3.27 · 38,500 · 1.23 M · 4.56 G"""
     if value is None or not math.isfinite(value):

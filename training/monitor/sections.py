@@ -341,9 +341,10 @@ def alerts(state: RunState, width: int) -> list[Line]:
 
 
 def warnings(state: RunState) -> list[Line]:
+    now = state["time_unix_s"]
     return [
         [
-            (msg("monitor.screen.warning", time=units.clock(w["time_unix_s"])) + " ", "warn"),
+            (msg("monitor.screen.warning", time=units.moment(w["time_unix_s"], now)) + " ", "warn"),
             (term_text.clean(w["text"]), ""),
         ]
         for w in state["warnings"]

@@ -171,7 +171,8 @@ class RunWatch:
             "gpus": on_gpus,
             "gpus_reason": gpus.reason,
             "system": host,
-            "warnings": list(self._warnings),
+            # the report has those of earlier launches
+            "warnings": [w for w in self._warnings if (w["time_unix_s"] or now) >= (started or 0)],
             "log": {
                 "file": str(log) if log else None,
                 "last_lines": tail(log, LOG_LINES) if log else [],
