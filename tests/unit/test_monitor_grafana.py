@@ -208,11 +208,15 @@ def test_alerts_fire_only_when_they_should(tmp_path: Path) -> None:
                 "input_series": [
                     *(
                         series("duet_last_step_timestamp_seconds", "0x2000", run=run)
-                        for run in ("stuck", "done")
+                        for run in ("stuck", "done", "evaluates")
                     ),
                     *(
                         series("duet_run_state", v, run=run, state="running")
-                        for run, v in (("stuck", "1x2000"), ("done", "0x2000"))
+                        for run, v in (
+                            ("stuck", "1x2000"),
+                            ("done", "0x2000"),
+                            ("evaluates", "1x2000"),
+                        )
                     ),
                     series("duet_rank_heartbeat_age_seconds", "1x20", run="stuck", rank="0"),
                     series("duet_rank_heartbeat_age_seconds", "10+60x20", run="stuck", rank="1"),
@@ -220,6 +224,7 @@ def test_alerts_fire_only_when_they_should(tmp_path: Path) -> None:
                         series("duet_rank_late", v, run="stuck", rank=r)
                         for r, v in (("0", "0x20"), ("1", "1x20"))
                     ),
+                    series("duet_rank_late", "0x2000", run="evaluates", rank="0"),
                     series("duet_run_state", "1x2000", run="bad", state="failed"),
                     series("duet_run_failure_info", "1x2000", run="bad", cause="gpu_oom", rank="1"),
                     series("duet_run_end_timestamp_seconds", "0x2000", run="bad"),

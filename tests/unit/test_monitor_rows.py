@@ -24,13 +24,34 @@ from training.monitor.screen import View
 
 
 def test_late_rank_is_marked_only_while_running(made: Made) -> None:
-    made.supervisor(os.getpid()).steps(10).beats(ranks=[0])
+    made.supervisor(os.getpid()).steps(10).beats("progress bar", ranks=[0])
     made.beats("barrier: before iteration", ranks=[1], age_s=41)
     assert [r["late"] for r in look(made.run)["ranks"]] == [False, True]
     line = next(row for row in text_of(made.run).splitlines() if "barrier" in row)
     assert "41." in line and "LATE" in line
     made.summary()
     assert "LATE" not in text_of(made.run)
+
+
+@pytest.mark.parametrize(
+    ("phase", "compiled", "expected"),
+    [
+        ("evaluation", False, [False, False]),
+        ("evaluation", True, [False, False]),
+        ("first pass", False, [True, True]),
+        ("first pass", True, [False, False]),
+        ("progress bar", False, [False, True]),
+    ],
+)
+def test_ranks_are_late_after_the_limit_of_a_long_phase(
+    made: Made, phase: str, compiled: bool, expected: list[bool]
+) -> None:
+    """Rank 1 waits for rank 0."""
+    rundir.write_json(made.run.plan, made.plan | {"compile": {"value": compiled}})
+    age_s = 400.0 if phase == "first pass" else 75.0 if phase == "evaluation" else 5.0
+    made.supervisor(os.getpid()).steps(10).beats(phase, 10, [0], age_s)
+    made.beats("barrier: end of training", 10, [1], max(age_s, 75.0))
+    assert [r["late"] for r in look(made.run)["ranks"]] == expected
 
 
 def test_warnings_are_shown_without_control_sequences(made: Made) -> None:

@@ -37,29 +37,33 @@ def backstop_s(floor_s: float, *, supervised: bool) -> float:
     return max(BACKSTOP_S if supervised else UNWATCHED_S, 10 * floor_s) if floor_s else NEVER_S
 
 
+def own_s(beat: HeartbeatRecord, *, compiled: bool) -> float:
+    """The separate limit of its phase in seconds; 0 without one. `compiled`: torch.compile is
+    on."""
+    name, first_s = heartbeat.kind(beat.phase), COMPILE_S if compiled else FIRST_STEP_S
+    if name in ("first pass", phases.FIRST_EVALUATION):  # these compile too
+        return max(first_s, OWN.get(name, 0.0))
+    if beat.first_step == 0 and name in SLOW_STARTS:
+        return START_S
+    if name in OWN:
+        return OWN[name]
+    warms_up = beat.phase in STEP_PHASES and beat.step < beat.first_step + FIRST_STEPS
+    return first_s if warms_up else 0.0
+
+
 class PhaseTimeouts:
-    """Phase limits for the ranks of one machine. `floor_s` is --hang_timeout; `compiled`:
-    torch.compile is on."""
+    """Phase limits for the ranks of one machine. `floor_s` is --hang_timeout; `compiled` as in
+    own_s."""
 
     def __init__(self, floor_s: float, *, compiled: bool) -> None:
         self.floor_s = floor_s
-        self._first_s = COMPILE_S if compiled else FIRST_STEP_S
+        self._compiled = compiled
         self._seen: dict[Path, deque[tuple[float, dict[str, Histogram]]]] = {}
         self._last: dict[Path, dict[str, Histogram]] = {}
 
     def seconds(self, beat: HeartbeatRecord, path: Path) -> float:
         """The limit of the current phase in `beat`, which was read from `path`."""
-        name = heartbeat.kind(beat.phase)
-        if name in ("first pass", phases.FIRST_EVALUATION):  # these compile too
-            own = max(self._first_s, OWN.get(name, 0.0))
-        elif beat.first_step == 0 and name in SLOW_STARTS:
-            own = START_S
-        elif name in OWN:
-            own = OWN[name]
-        elif beat.phase in STEP_PHASES and beat.step < beat.first_step + FIRST_STEPS:
-            own = self._first_s
-        else:
-            own = 0.0
+        own = own_s(beat, compiled=self._compiled)
         return max(self.floor_s, own, TIMES * self.usual_s(beat, path))
 
     def usual_s(self, beat: HeartbeatRecord, path: Path) -> float:

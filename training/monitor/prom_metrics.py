@@ -348,7 +348,10 @@ OF_A_RUN = [
         _each("ranks", "rank", "alive"),
     ),
     Metric(
-        "duet_rank_late", ("rank",), "1 if the rank has been in one phase for over 30 s.", _late
+        "duet_rank_late",
+        ("rank",),
+        "1 if the rank has been in one phase for over 30 s, or the limit of a long phase.",
+        _late,
     ),
     Metric(
         "duet_rank_phase_info",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from training.core import heartbeat, rundir, standing
+from training.core import heartbeat, phase_timeouts, rundir, standing
 from training.core.jsonl import Record, dig, items, mtime, whole
 from training.host.placement import RANK
 from training.monitor import host_stats
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from training.core.contracts.state import RankState
     from training.monitor.history import History
 
-LATE_S = 30.0  # a rank whose heartbeat is older is marked late
+LATE_S = 30.0  # a rank whose heartbeat is older is marked late, unless its phase may last longer
 LOOK_S = 60.0  # between looks for the process of a rank, which reads all its mappings
 MOST_RANKS = 4096  # that a plan may list
 
@@ -100,6 +100,19 @@ class RankStates:
             )
         return out
 
+    def mark_late(self, ranks: list[RankState], plan: Record | None, *, active: bool) -> None:
+        """`ranks`: of the last read. `active`: the run is starting or running. All ranks have the
+        limit of the slowest phase, since the others may wait for it."""
+        compiled = bool(dig(plan, "compile", "value"))
+        beats = [self._beats[r["rank"]] for r in ranks if r["phase"] is not None]
+        limit_s = max([LATE_S, *(phase_timeouts.own_s(b, compiled=compiled) for b in beats)])
+        for rank in ranks:
+            rank["late"] = (
+                active
+                and (rank["beat_age_s"] or 0) > limit_s
+                and rank["phase"] != heartbeat.FINISHED
+            )
+
     def _may_be_elsewhere(
         self, plan: Record | None, beat: heartbeat.HeartbeatRecord | None
     ) -> bool:
@@ -148,14 +161,6 @@ def supervised(run: rundir.RunDir, plan: Record | None, supervisor: Record) -> l
     seen = mtime(run.supervisor) or time.time()
     has_processes = not (run.is_archived or standing.is_copy(run, plan))
     return [has_processes and host_stats.alive(known, seen) for known in processes(supervisor)]
-
-
-def mark_late(ranks: list[RankState], *, active: bool) -> None:
-    """`active`: the run is starting or running."""
-    for rank in ranks:
-        rank["late"] = (
-            active and (rank["beat_age_s"] or 0) > LATE_S and rank["phase"] != heartbeat.FINISHED
-        )
 
 
 def add_recorded(ranks: list[RankState], history: History) -> None:

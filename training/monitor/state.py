@@ -121,7 +121,7 @@ class RunWatch:
             printed=printed is not None,
         )
         state, reason = judge(evidence)
-        rank_states.mark_late(ranks, active=state in (STARTING, RUNNING))
+        self._ranks.mark_late(ranks, plan, active=state in (STARTING, RUNNING))
         rank_states.add_recorded(ranks, self._history)
         watched = text(dig(plan, "launcher", "value")) == WATCH  # its plan has no number of ranks
         script = text(dig(plan, "command", "script"))
