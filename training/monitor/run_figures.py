@@ -47,12 +47,13 @@ def progress(
     if state == FINISHED and whole(dig(summary, "steps")) == step:
         total = step  # a resume that had nothing left to do may have planned more
     pace = history.seconds_per_step(since)
-    left = [(total - step) * pace] if total and step < total and pace is not None else []
+    # the time since the last step counts too: an evaluation may take long
+    late = max(0.0, time.time() - (number(history.last.get("time")) or math.inf))
+    steps = total - step if total else 0
+    left = [max(0.0, steps * pace - late)] if steps > 0 and pace is not None else []
     percent = [100 * step / total] if total else []
     limit, used = number(dig(plan, "config", "max_time")), number(history.last.get("used_s"))
     if limit and used is not None:
-        # the time since the last step counts too: an evaluation may take long
-        late = max(0.0, time.time() - (number(history.last.get("time")) or math.inf))
         left.append(max(0.0, limit - used - late))
         percent.append(100.0 if state == FINISHED else 100 * used / limit)
     return {
