@@ -117,6 +117,15 @@ def test_dashboard_is_importable() -> None:
     assert log["fieldConfig"]["defaults"]["custom"]["scaleDistribution"]["type"] == "log"
 
 
+def test_warnings_of_the_run_and_active_alerts_have_their_names() -> None:
+    (panel,) = (p for p in PANELS if "warnings" in p["title"])
+    assert {t["expr"].partition("{")[0]: t["legendFormat"] for t in panel["targets"]} == {
+        "duet_restarts_total": "restarts",
+        "duet_warnings_total": "warnings",
+        "duet_run_alerts": "alerts now",
+    }
+
+
 # A real Prometheus
 
 
