@@ -116,9 +116,21 @@ def test_task_that_counts_samples(made: Made) -> None:
     )
 
 
+def test_cpu_use_and_memory_of_the_ranks_of_a_script(made: Made) -> None:
+    state, run = look(made.run), {"run": RUN}
+    state["ranks"][0] |= {"cpu_percent": 150.0, "rss_bytes": GIB, "gpu_bytes": 2 * GIB}
+    state["ranks"][1] |= {"cpu_percent": None, "rss_bytes": GIB, "gpu_bytes": None}
+    seen = of(state)
+    assert value(seen, "duet_rank_cpu_cores", **run, rank="0") == 1.5
+    assert value(seen, "duet_rank_cpu_cores", **run, rank="1") is None
+    memory = [value(seen, "duet_rank_memory_bytes", **run, rank=r) for r in ("0", "1")]
+    assert memory == [2 * GIB, GIB]
+
+
 def test_every_metric_is_exported(made: Made) -> None:
     other, state = of_samples(made), everything(made)
     state["training"] |= {"loss_scale": 65536.0, "skipped_steps": 2}
+    state["ranks"][0]["cpu_percent"] = 150.0  # of a user script
     state["failure"] = {"cause": "gpu_oom", "rank": 1}
     expected = {m.name for m in prom_metrics.METRICS} - (
         {"duet_warnings_total"} if "warnings" not in state["run"] else set()

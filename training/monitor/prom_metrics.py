@@ -128,6 +128,15 @@ def _phases(state: AnyState) -> list[Row]:
     ]
 
 
+def _memory(state: AnyState) -> list[Row]:
+    """For a user script as in the rank table."""
+    keys = ("memory_bytes", "gpu_bytes", "rss_bytes")
+    return [
+        ((label(r.get("rank")),), next(filter(None, (number(r.get(key)) for key in keys)), None))
+        for r in items(state.get("ranks"))
+    ]
+
+
 def _gpu_info(state: AnyState) -> list[Row]:
     return [_info(g.get("index"), g.get("uuid"), g.get("name")) for g in items(state.get("gpus"))]
 
@@ -369,8 +378,15 @@ OF_A_RUN = [
     Metric(
         "duet_rank_memory_bytes",
         ("rank",),
-        "Peak GPU memory of the rank; on the CPU, memory of its process.",
-        _each("ranks", "rank", "memory_bytes"),
+        "Peak GPU memory of the rank; on the CPU, memory of its process. For a user script: memory "
+        "in use now, with the children of the rank.",
+        _memory,
+    ),
+    Metric(
+        "duet_rank_cpu_cores",
+        ("rank",),
+        "CPU cores in use by the rank of a user script and its children.",
+        _each("ranks", "rank", "cpu_percent", 1e-2),
     ),
     Metric(
         "duet_gpu_in_plan",
