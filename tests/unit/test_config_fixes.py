@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from tests.cases import each
 from tests.unit.test_config_resolve import accepted, merge, refused
+from training.config import meant
+from training.config.schema import FIELDS
+from training.config.translate import FALSE, TRUE
 
 
 @each(
@@ -56,6 +59,17 @@ def test_an_invalid_value_has_a_fix(name: str, text: str, fixes: list[str]) -> N
     accepted(merge(problem.fixes[0]))
     (first, *_) = refused(merge(env={f"DUET_{name.upper()}": text or "\0"})).fixes
     assert first.startswith(f"export DUET_{name.upper()}=")
+
+
+@each("name", [name for name, f in FIELDS.items() if f.metadata["choices"] or f.metadata["words"]])
+def test_a_word_for_off_does_not_suggest_on(name: str) -> None:
+    meta = FIELDS[name].metadata
+    allowed = [*meta["choices"], *meta["words"]]
+    off = {"0", "off", "none", "disabled", "fp32"} & {*allowed}
+    for word in {*FALSE, *TRUE} - {"0", "1", *allowed}:
+        (first, *_), _ = meant.value(name, word, FIELDS)
+        if word in TRUE or off:
+            assert (first in off) == (word in FALSE), f"--{name}={word}: {first}"
 
 
 def test_an_invalid_value_in_a_file_has_a_fix() -> None:

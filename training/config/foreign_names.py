@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from training.config.translate import (
+    FALSE,
     RANKS,
     TRUE,
     Translate,
@@ -62,37 +63,21 @@ VALUES: dict[str, dict[str, str]] = {
         ),
         **dict.fromkeys(("float8", "float8_e4m3fn"), "fp8"),
         **dict.fromkeys(("amp", "tf32"), "auto"),
-        **dict.fromkeys(
-            ("float32", "32", "32-true", "float", "full", "no", "none", "false"), "fp32"
-        ),
+        **dict.fromkeys(("float32", "32", "32-true", "float", "full", *FALSE), "fp32"),
     },
     "device": {
         **dict.fromkeys(("gpu", "gpus", "nvidia"), "cuda"),
         **dict.fromkeys(("", "none"), "auto"),
     },
-    "compile": {
-        **dict.fromkeys(("true", "yes", "on", "inductor"), "1"),
-        **dict.fromkeys(("false", "no", "off", "none"), "0"),
-    },
-    "libuv": {
-        **dict.fromkeys(("true", "yes", "on"), "1"),
-        **dict.fromkeys(("false", "no", "off"), "0"),
-    },
+    "compile": {"inductor": "1"},
     "optimizer": dict.fromkeys(
         ("adam", "adamw_torch", "adamw_torch_fused", "adamw_hf", "fusedadam"), "adamw"
     ),
     "tokenizer": dict.fromkeys(("byte", "char", "character", "none"), "bytes"),
-    "wandb_mode": {
-        **dict.fromkeys(("true", "on", "enabled", "run"), "online"),
-        **dict.fromkeys(("false", "off"), "disabled"),
-        "dryrun": "offline",
-    },
-    "activation_checkpointing": {
-        **dict.fromkeys(("true", "full", "on"), "auto"),
-        **dict.fromkeys(("false", "off", "no"), "none"),
-    },
+    "wandb_mode": {**dict.fromkeys((*TRUE, "enabled", "run"), "online"), "dryrun": "offline"},
+    "activation_checkpointing": {"full": "auto"},
     "resume": dict.fromkeys((*TRUE, "last", "newest"), "latest"),
-    "retries": dict.fromkeys(("none", "no", "never", "off"), "0"),
+    "retries": dict.fromkeys((*FALSE, "never"), "0"),
 }
 _PRECISION = words(
     {

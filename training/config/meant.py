@@ -19,7 +19,7 @@ from training.config.convert import as_text, convert
 from training.config.flags import WORDS, bool_words
 from training.config.foreign_names import NAMES, VALUES, Foreign, row_of
 from training.config.schema import DURATION, FIELDS, NODE, Config, Known, describe, kind
-from training.config.translate import RANKS, Changes, Sizes, none
+from training.config.translate import FALSE, RANKS, TRUE, Changes, Sizes, none
 from training.core.messages import msg
 from training.core.suggest import suggest
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = "8h"  # of a duration
 NO_LIMIT = "0: no limit"  # in the help of a field
+ON, OFF = ("1", "auto"), ("0", "off", "none", "disabled")  # of a field that is not a switch
 SPELLED_UNIT = re.compile(r"(day|hour|hr|minute|min|second|sec)s?\b")
 SUFFIXES = {"k": 3, "m": 6, "g": 9, "b": 9}
 SECRET = re.compile(r"key|token$|secret|passw|credential")
@@ -157,6 +158,8 @@ def value(field: str, raw: Any, fields: Known) -> tuple[list[str], str]:
     if field == "nnodes" and (machines := re.fullmatch(r"\d+:(\d+)", word)):
         return [machines[1]], msg("config.meant.elastic")
     if allowed := [*meta["choices"], *meta["words"]]:
+        switched = OFF if word in FALSE else ON if word in TRUE else ()
+        found += [one for one in switched if one in allowed][:1]
         begin = [one for one in allowed if len(word) > 1 and one.startswith(word)]
         found += suggest(word, allowed, most=1) or (begin if len(begin) == 1 else [])
     if kind(field, fields) == "bool":
