@@ -64,10 +64,16 @@ def main() -> int:
 def _measure(wanted: argparse.Namespace) -> int:
     try:
         results.refuse_unusable(wanted.out)
+        return _measure_into(wanted)
     except results.Unusable as reason:
         fix = "make gpu GPU_FLAGS=--out=FOLDER"
         print(f"[ERROR] {reason}\n    try:     {fix}", file=sys.stderr)
-        return int(Exit.RESOURCES)
+    except results.Busy as other:
+        print(f"[ERROR] {other}", file=sys.stderr)
+    return int(Exit.RESOURCES)
+
+
+def _measure_into(wanted: argparse.Namespace) -> int:
     try:
         found = machine.find(machine.cache_of(wanted.out), wanted.python)
     except machine.NoGpu as reasons:
@@ -91,7 +97,8 @@ def _measure(wanted: argparse.Namespace) -> int:
     print(f"{found.title}, {driver}, torch {found.torch}, {found.executable}")
     if lacks := [name for name in found.missing if name not in ("tensorboard", "pytest")]:
         print(f"not installed, replaced for the measurement: {', '.join(lacks)}")
-    return _all(session, wanted.stages, again=wanted.again)
+    with results.alone(session.folder):
+        return _all(session, wanted.stages, again=wanted.again)
 
 
 def _all(session: stages.Session, chosen: list[stages.Stage], *, again: bool) -> int:

@@ -7,13 +7,17 @@ same kind.
 from __future__ import annotations
 
 import os
+import platform
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu import page
 from benchmarks.gpu.stages import STAGES, Record, Session, Stage
+from training.core import file_lock
 from training.core.rundir import read_json, write_bytes, write_json
 
 FORMAT = 1
@@ -22,6 +26,10 @@ NANOCHAT = {"nanochat": None}  # in place of its version, to compare the rest of
 
 class Unusable(Exception):
     """Results cannot be kept in this folder."""
+
+
+class Busy(Exception):
+    """Another call measures into this folder."""
 
 
 def refuse_unusable(folder: Path) -> None:
@@ -34,6 +42,20 @@ def refuse_unusable(folder: Path) -> None:
     file = _file(folder)
     if not all(_is_record(record) for record in _records(file)):
         raise Unusable(f"{file} is not a result of this benchmark")
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Only one call measures into a folder, if its file system has locks. Raises Busy, OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with file_lock.opened(path := folder / "lock") as lock:
+        try:
+            file_lock.take(lock)
+        except BlockingIOError:
+            raise Busy(f"{path.read_text()} is measuring into {folder}") from None
+        lock.truncate(0)
+        print(f"PID {os.getpid()} on {platform.node()}", end="", file=lock, flush=True)
+        yield
 
 
 def _file(folder: Path) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,23 @@ def test_a_smoke_run_does_not_replace_real_figures(
         assert command._measure(wanted) == code
     assert f"try:     --out={tmp_path}_smoke" in capsys.readouterr().err
     assert json.loads((tmp_path / "gpu.json").read_text())["smoke"] is False
+
+
+def test_a_second_call_into_a_folder_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def twice(_: bench.Bench) -> stages.Record:
+        return figures(command._measure(wanted))
+
+    both = {"one": stage(twice)}
+    monkeypatch.setattr(results, "STAGES", both)
+    monkeypatch.setattr(stages, "STAGES", both)
+    monkeypatch.setattr(machine, "find", lambda cache, python: made())
+    wanted = command.arguments([f"--out={tmp_path}"])
+    assert command._measure(wanted) == 0
+    assert f"[ERROR] PID {os.getpid()} on " in capsys.readouterr().err
+    record = json.loads((tmp_path / "gpu.json").read_text())["stages"]["one"]
+    assert record["figures"] == {"value": 3}
 
 
 def test_a_folder_that_cannot_hold_the_results_is_refused_first(
