@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -70,6 +72,8 @@ def _measure(wanted: argparse.Namespace) -> int:
         print(f"[ERROR] {reason}\n    try:     {fix}", file=sys.stderr)
     except results.Busy as other:
         print(f"[ERROR] {other}", file=sys.stderr)
+    except OSError as error:  # a full disk
+        print(f"\n[ERROR] {wanted.out}: {error.strerror or error}", file=sys.stderr)
     return int(Exit.RESOURCES)
 
 
@@ -113,13 +117,26 @@ def _all(session: stages.Session, chosen: list[stages.Stage], *, again: bool) ->
         print(f"{stage.name:<18}", end="", flush=True)
         kept.keep(stage, None)
         record = session.measure(stage)
-        kept.keep(stage, record)
+        _keep(kept, stage, record)
         print(f"{record['seconds']:6.0f} s{_outcome(record, session.meant)}", flush=True)
         records.append(record)
     print(f"\n{kept.html}\n{kept.json}")
     failed = any(record["status"] == stages.FAILED for record in records)
     missed = session.meant and any(stages.bad_checks(record) for record in records)
     return int(failed or missed)
+
+
+def _keep(kept: results.Results, stage: stages.Stage, record: stages.Record) -> None:
+    """On a full disk without the files of the stage, if it failed; else the record is printed."""
+    try:
+        kept.keep(stage, record)
+    except OSError:
+        shutil.rmtree(kept.session.files(stage), ignore_errors=True)
+        try:
+            kept.keep(stage, record)
+        except OSError:
+            print(f"\n{json.dumps({stage.name: record})}", flush=True)
+            raise
 
 
 def _outcome(record: stages.Record, meant: bool) -> str:

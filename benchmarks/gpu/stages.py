@@ -89,6 +89,10 @@ class Session:
         """Whether the checks count: a device that computes nothing, or tiny sizes, meet no goal."""
         return not (self.smoke or self.machine.null_gpu)
 
+    def files(self, stage: Stage) -> Path:
+        """Of a stage that runs, or has failed."""
+        return self.folder / "runs" / stage.name
+
     @cached_property
     def nanochat_commit(self) -> str:
         """Its version when this is first asked for."""
@@ -109,7 +113,7 @@ class Session:
 
     def measure(self, stage: Stage) -> Record:
         """Run a stage. Its files are kept only if it fails."""
-        work, begun = self.folder / "runs" / stage.name, time.monotonic()
+        work, begun = self.files(stage), time.monotonic()
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir(parents=True)
         cache = cache_of(self.folder)

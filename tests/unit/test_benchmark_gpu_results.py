@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import os
@@ -133,6 +134,38 @@ def test_a_second_call_into_a_folder_is_refused(
     assert f"[ERROR] PID {os.getpid()} on " in capsys.readouterr().err
     record = json.loads((tmp_path / "gpu.json").read_text())["stages"]["one"]
     assert record["figures"] == {"value": 3}
+
+
+@pytest.mark.parametrize("room", [False, True], ids=["full", "room after the failed stage"])
+def test_a_full_disk_costs_no_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], room: bool
+) -> None:
+    def fills(lab: bench.Bench) -> stages.Record:
+        large = lab.folder / "checkpoint"
+        large.touch()
+        write = results.write_json
+
+        def full(path: Path, record: object) -> None:
+            if large.exists() or not room:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            write(path, record)
+
+        monkeypatch.setattr(results, "write_json", full)
+        raise bench.Failed("no space", {"value": 1})
+
+    both = {"one": stage(fills)}
+    monkeypatch.setattr(results, "STAGES", both)
+    monkeypatch.setattr(stages, "STAGES", both)
+    monkeypatch.setattr(machine, "find", lambda cache, python: made())
+    code = command._measure(command.arguments([f"--out={tmp_path}"]))
+    printed = capsys.readouterr()
+    if room:
+        kept = json.loads((tmp_path / "gpu.json").read_text())["stages"]
+        assert code == 1 and kept["one"]["figures"] == {"value": 1}
+        return
+    (line,) = (line for line in printed.out.splitlines() if line.startswith("{"))
+    assert code == 3 and json.loads(line)["one"]["figures"] == {"value": 1}
+    assert f"[ERROR] {tmp_path}: No space left on device" in printed.err
 
 
 def test_a_folder_that_cannot_hold_the_results_is_refused_first(
