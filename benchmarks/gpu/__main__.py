@@ -101,6 +101,8 @@ def _measure_into(wanted: argparse.Namespace) -> int:
     print(f"{found.title}, {driver}, torch {found.torch}, {found.executable}")
     if lacks := [name for name in found.missing if name not in ("tensorboard", "pytest")]:
         print(f"not installed, replaced for the measurement: {', '.join(lacks)}")
+    for line in found.in_use:
+        print(f"[WARNING] {line}: measured beside other work; --again measures later")
     with results.alone(session.folder):
         return _all(session, wanted.stages, again=wanted.again)
 

@@ -37,6 +37,9 @@ facts["missing"] = [n for n in %r if importlib.util.find_spec(n) is None]
 try:
     import torch
     facts["torch"], facts["cuda"] = torch.__version__, torch.version.cuda
+    if sys.version_info >= (3, 10):  # in an older one the package starts a newer one
+        from benchmarks.gpu import in_use
+        facts.update(in_use.choose())  # before CUDA numbers the GPUs
     facts["null_gpu"] = hasattr(ctypes.CDLL(None), "null_gpu_count")
     facts["gpus"] = [
         {"name": p.name, "memory_bytes": p.total_memory, "capability": [p.major, p.minor]}
@@ -77,6 +80,8 @@ class Machine:
     cores: int
     memory_bytes: int
     no_compiler: str = ""  # what torch.compile lacks here
+    first: str = "0"  # CUDA_VISIBLE_DEVICES of one rank
+    in_use: Sequence[str] = ()  # by others: a line for each GPU
 
     @property
     def bf16(self) -> bool:
@@ -237,6 +242,8 @@ def _machine(executable: str, facts: dict[str, Any]) -> Machine:
         cores=len(os.sched_getaffinity(0)),
         memory_bytes=pages * page,
         no_compiler=facts["no_compiler"],
+        first=facts["first"],
+        in_use=facts["in_use"],
     )
 
 

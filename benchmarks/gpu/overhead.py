@@ -66,6 +66,6 @@ def _compare(bench: Bench, compiled: int, found: dict[str, Any]) -> None:
 def _counted(bench: Bench, name: str, flags: dict[str, Any]) -> dict[str, float] | None:
     """CUDA calls of one of Duet's steps, in a run of its own: the profiler takes time."""
     job = {"flags": arguments(bench, name, flags)}
-    found = bench.result("counted_rank", f"{name}_rank", job, **first_gpu())
+    found = bench.result("counted_rank", f"{name}_rank", job, **first_gpu(bench.machine))
     calls: dict[str, float] | None = found["calls"]
     return calls

@@ -110,6 +110,8 @@ def _stage(record: Mapping[str, Any]) -> Iterator[str]:
     status = f"{record['status']}, {record['seconds']:.0f} s"
     mark = f'<span class="status {record["status"]}">{status}</span>'
     yield f"<h2>{escape(record['title'])} {mark}</h2>"
+    for line in record.get("in_use", []):
+        yield f'<p class="banner">Measured beside other work. {escape(line)}</p>'
     if record["reason"]:
         yield f"<pre>{escape(record['reason'])}</pre>"
     yield "<ul>"

@@ -105,7 +105,7 @@ def _beside(
     no time is left."""
     if _has_failed(loop, notes):
         return
-    env = {**first_gpu(), **({"PYTHONPATH": _path(bench)} if loop == NANOCHAT else {})}
+    env = {**first_gpu(bench.machine), **({"PYTHONPATH": _path(bench)} if loop == NANOCHAT else {})}
     try:
         found = bench.result(name.rstrip("0123456789"), name, job, **env)
     except Failed as error:

@@ -119,6 +119,7 @@ class Session:
         cache = cache_of(self.folder)
         bench = Bench(self.machine, work, cache, self.smoke, self.nanochat, self.limit_s)
         record: Record = {"title": stage.title, "key": self.key(stage), "time": time.time()}
+        record["in_use"] = list(self.machine.in_use)
         record |= {"status": DONE, "reason": "", "figures": {}, "checks": []}
         try:
             if len(self.machine.gpus) < stage.gpus:

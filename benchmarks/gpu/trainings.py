@@ -6,7 +6,6 @@ two hosts and exchange gradients through sockets: right results, times that mean
 
 from __future__ import annotations
 
-import os
 import shutil
 import socket
 import statistics
@@ -17,13 +16,13 @@ from functools import cached_property
 from typing import Any
 
 from benchmarks.gpu.bench import Bench, Failed, Program
-from benchmarks.gpu.machine import ROOT
+from benchmarks.gpu.machine import ROOT, Machine
 from training.core import project
 from training.core.errors import Exit
 from training.core.rundir import RunDir, read_json, read_records
+from training.host.gpus import VISIBLE
 
 WARM_UP = 10  # steps that are not counted
-VISIBLE = "CUDA_VISIBLE_DEVICES"
 TINY = {"depth": 1, "max_seq_len": 32, "device_batch_size": 4, "compile": 0}
 QUIET = {
     "eval_every": 0,
@@ -116,7 +115,7 @@ def train(
         Program(
             argv,
             console.with_name(f"{name}.rank{rank}.txt"),
-            {**_rank(rank, ranks, port, len(bench.machine.gpus)), **(env or {})},
+            {**_rank(rank, ranks, port, bench.machine), **(env or {})},
         )
         for rank in range(ranks)
     ]
@@ -167,18 +166,20 @@ def _small_text(bench: Bench) -> str:
     return str(path)
 
 
-def _rank(rank: int, ranks: int, port: int, gpus: int) -> dict[str, str]:
+def _rank(rank: int, ranks: int, port: int, machine: Machine) -> dict[str, str]:
     """Variables of a rank; those that share a GPU see only that one."""
     if ranks == 1:
-        return first_gpu()
+        return first_gpu(machine)
     env = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
     env |= {"LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    return env | ({**first_gpu(), "NCCL_HOSTID": f"rank{rank}"} if gpus < ranks else {})
+    return env | (
+        {**first_gpu(machine), "NCCL_HOSTID": f"rank{rank}"} if len(machine.gpus) < ranks else {}
+    )
 
 
-def first_gpu() -> dict[str, str]:
-    """The first GPU visible here, alone."""
-    return {VISIBLE: os.environ.get(VISIBLE, "0").partition(",")[0]}
+def first_gpu(machine: Machine) -> dict[str, str]:
+    """Only the GPU of stages with one rank is visible."""
+    return {VISIBLE: machine.first}
 
 
 def _free_port() -> int:

@@ -133,12 +133,11 @@ def test_missing_modules_are_replaced_and_others_are_not(
     assert sorted(p.name for p in Path(folder).iterdir()) == ["psutil.py", "tqdm.py"]
 
 
-def test_two_ranks_on_one_gpu_count_as_two_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(trainings.VISIBLE, "GPU-7,GPU-8")
-    shared = [trainings._rank(rank, 2, 29500, gpus=1) for rank in range(2)]
+def test_two_ranks_on_one_gpu_count_as_two_hosts() -> None:
+    shared = [trainings._rank(rank, 2, 29500, made(first="GPU-7")) for rank in range(2)]
     assert len({env["NCCL_HOSTID"] for env in shared}) == 2
     assert {env[trainings.VISIBLE] for env in shared} == {"GPU-7"}
-    assert not {"NCCL_HOSTID", trainings.VISIBLE} & trainings._rank(1, 2, 29500, gpus=2).keys()
+    assert not {"NCCL_HOSTID", trainings.VISIBLE} & trainings._rank(1, 2, 29500, made(2)).keys()
 
 
 def test_calls_of_a_step() -> None:
