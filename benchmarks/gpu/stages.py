@@ -90,7 +90,7 @@ class Session:
         return not (self.smoke or self.machine.null_gpu)
 
     def files(self, stage: Stage) -> Path:
-        """Of a stage that runs, or has failed."""
+        """The files of a stage that runs, or has failed."""
         return self.folder / "runs" / stage.name
 
     @cached_property

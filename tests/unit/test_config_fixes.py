@@ -62,7 +62,7 @@ def test_an_invalid_value_has_a_fix(name: str, text: str, fixes: list[str]) -> N
 
 
 @each("name", [name for name, f in FIELDS.items() if f.metadata["choices"] or f.metadata["words"]])
-def test_a_word_for_off_does_not_suggest_on(name: str) -> None:
+def test_off_in_any_spelling_does_not_suggest_on(name: str) -> None:
     meta = FIELDS[name].metadata
     allowed = [*meta["choices"], *meta["words"]]
     off = {"0", "off", "none", "disabled", "fp32"} & {*allowed}
