@@ -13,7 +13,7 @@ from torch import nn
 
 from tests.cases import each
 from training.config.schema import Config
-from training.tasks.base import Task
+from training.tasks.base import Task, moved
 
 
 @each("found", [torch.ones(1), torch.ones(2, 2), (torch.ones(()), None), 0.5])
@@ -87,3 +87,13 @@ def test_a_wrong_return_of_a_callable_object_is_named_without_a_place() -> None:
     task = Partial(SimpleNamespace(), Config(), torch.device("cpu"))
     with pytest.raises(TypeError, match=r"loss\(\) of Partial returned int"):
         task.checked_loss(nn.Identity(), None)
+
+
+class Refusing(dict[str, Any]):
+    def __setitem__(self, name: str, value: Any) -> None:
+        raise TypeError("this dictionary cannot be changed")
+
+
+def test_a_dictionary_that_cannot_be_changed_becomes_a_plain_one() -> None:
+    found = moved(Refusing(ids=torch.ones(2)), torch.device("meta"))
+    assert type(found) is dict and found["ids"].device.type == "meta"

@@ -326,16 +326,6 @@ def test_a_dictionary_of_another_type_keeps_it(batch: Any) -> None:
         assert found.ids is found["ids"] and found.words == 7
 
 
-class Refusing(dict[str, Any]):
-    def __setitem__(self, name: str, value: Any) -> None:
-        raise TypeError("this dictionary cannot be changed")
-
-
-def test_a_dictionary_that_cannot_be_changed_becomes_a_plain_one() -> None:
-    found = moved(Refusing(ids=torch.ones(2)), torch.device("meta"))
-    assert type(found) is dict and found["ids"].device.type == "meta"
-
-
 class Host:
     """A tensor in host memory of which `most` may be pinned: records its copies."""
 
