@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -143,8 +144,24 @@ def test_help_against_slow_links_fits(fits: bool) -> None:
     room = decided.step.estimate.needed + (GIB << 4 if fits else 1 << 20)
     (note,) = gradients.decide(request, [], begun(3.0), decided, machine(room)).notes
     one_gpu = msg("plan.gradients.help_one_gpu")  # which holds all of Muon's state
-    for part in ("--total_batch_size=", "--gradient_compression=bf16", one_gpu):
+    for part in ("--max_total_batch_size=", "--gradient_compression=bf16", one_gpu):
         assert (part in note) is fits
+
+
+@each(
+    ("steps", "begun_before", "flag"),
+    [(9, False, "--max_total"), (9, True, "--total"), (0, False, "--total")],
+)
+def test_the_suggested_batch_keeps_the_amount_of_data_of_a_new_run(
+    steps: int, begun_before: bool, flag: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By fewer steps, which neither epochs nor a run that has begun can have."""
+    plan = {"device": {"value": "cuda"}} if begun_before else None
+    request, decided, _ = grow(None, 0)
+    request.config = replace(request.config, num_iterations=steps)
+    monkeypatch.setattr(gradients.standing, "plan_of_start", lambda run: plan)
+    (note,) = gradients.decide(request, [], begun(3.0), decided, machine()).notes
+    assert f"{flag}_batch_size=" in note
 
 
 @each(

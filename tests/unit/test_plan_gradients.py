@@ -304,7 +304,7 @@ def test_little_gain_is_explained_with_what_helps(monkeypatch: pytest.MonkeyPatc
     (note,) = decide("none", begun(3.0, p2p=False)).notes
     for part in ("3 GB/s", "peer-to-peer", "GPU 1 has 4 PCIe lanes", "--gradient_compression=bf16"):
         assert part in note
-    value = int(note.split("--total_batch_size=")[1].split()[0])
+    value = int(note.split("--max_total_batch_size=")[1].split()[0])  # as many times fewer steps
     assert value % decided().batch.total_tokens == 0
     after = decide("none", begun(3.0), decided(accumulation=value // 16384))
     speed = after.fields["exchange"]["speed_up"]
@@ -333,7 +333,7 @@ def test_unequal_gpus_are_as_fast_as_the_slowest(fast: int) -> None:
         part=71 / 165.2,
         other=fast,
     )
-    assert card in note and "GB/s" not in note and "--total_batch_size" not in note
+    assert card in note and "GB/s" not in note and "total_batch_size" not in note
     assert f"CUDA_VISIBLE_DEVICES=GPU-{fast} ./launch_train.sh 1 " in note
 
 
@@ -354,7 +354,7 @@ def test_slow_and_unequal_gpus_have_two_reasons(monkeypatch: pytest.MonkeyPatch)
     assert (
         share is not None and msg("plan.gradients.waits", share=100 * share, why="3 GB/s") in note
     )
-    assert "GPU 1" in note and "--total_batch_size=" in note
+    assert "GPU 1" in note and "--max_total_batch_size=" in note
 
 
 @each(

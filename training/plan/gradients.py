@@ -253,11 +253,13 @@ def _little_gain(
     if enough:
         factor, then = enough
         total = decided.batch.total_tokens * factor
+        # the plan then divides the number of steps: the amount of data stays
+        fewer = request.config.num_iterations and not standing.plan_of_start(request.resume_from)
         if _fits(request, situation, total_batch_size=total):
             helps.append(
                 msg(
                     "plan.gradients.help_more",
-                    name="total_batch_size",
+                    name="max_total_batch_size" if fewer else "total_batch_size",
                     value=total,
                     factor=factor,
                     speed=times(then.speed_up),
