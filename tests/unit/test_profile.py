@@ -222,7 +222,7 @@ def session(folder: Path, profile: int, total: int) -> Any:
     return SimpleNamespace(
         config=SimpleNamespace(profile=profile),
         run=run,
-        world=SimpleNamespace(rank=0, device=torch.device("cpu")),
+        world=SimpleNamespace(rank=0, world_size=1, device=torch.device("cpu")),
         length=SimpleNamespace(total_steps=total),
         position=SimpleNamespace(step=0),
     )
@@ -279,6 +279,24 @@ def test_steps_after_the_warm_up_are_profiled(
     assert "aten::mm" in [entry["name"] for entry in digest["longest"]]
     assert codes(state.run) == []
     assert "beat" not in vars(pulse), "the heartbeat is as before"
+
+
+def test_fewer_ranks_leave_no_file_of_an_earlier_profile(
+    tmp_path: Path, pulse: heartbeat.Heartbeat
+) -> None:
+    """As after a resume on one rank of two."""
+    state = session(tmp_path / "run", 1, 2)
+    state.run.profile.mkdir()
+    for rank in (0, 1, 2):
+        state.run.trace(rank).touch()
+        state.run.profile_digest(rank).touch()
+    planned = profiler.planned(state)
+    assert planned
+    work(pulse, planned, 2)
+    assert {one.name for one in state.run.profile.iterdir()} == {
+        "rank0.json",
+        "rank0.trace.json.gz",
+    }
 
 
 def test_without_the_flag_there_is_no_profiler(tmp_path: Path) -> None:

@@ -136,8 +136,17 @@ class StepProfiler:
         if device == "cuda" and digest["timeline"] != "gpu":
             _warn(self._run, msg("trainer.profile.no_gpu", rank=rank))
         if rank == 0:
+            self._remove_further()
             steps = units.steps(self._first, digest["last_step"])
             log.info(msg("trainer.profile.written", steps=steps, folder=self._run.profile))
+
+    def _remove_further(self) -> None:
+        """Files of an earlier start with more ranks."""
+        rank = self._world.world_size
+        while self._run.trace(rank).exists() or self._run.profile_digest(rank).exists():
+            self._run.trace(rank).unlink(missing_ok=True)
+            self._run.profile_digest(rank).unlink(missing_ok=True)
+            rank += 1
 
 
 class PhaseMarks:
