@@ -83,6 +83,20 @@ def test_a_launcher_passes_signals_on_to_ranks_in_groups_of_their_own(
         assert targets({0: shell}, USR1, alone=True) == {shell: wanted}
 
 
+def test_a_launcher_below_a_script_passes_signals_on_without_python(start: Start) -> None:
+    """As mpirun: its ranks are in sessions of their own, and nothing else in the group has Python."""
+    launcher = f"setsid {TRAIN} <&3 & wait; true"
+    shell, rank = start(f"bash -c {shlex.quote(launcher)}; true")
+    process = procfs.read_process(rank)
+    assert process and process.parent != shell
+    asked = AskedProcesses()
+    for number, script in ((TERM, False), (INT, True)):
+        wanted = {process.parent} | ({shell} if script else set())
+        assert targets({0: shell}, number, alone=True) == {shell: wanted}
+    assert asked.new({shell: {process.parent}}) == {shell: {process.parent}}
+    assert asked.outlive(shell), "it waits for its ranks"
+
+
 def test_a_script_gets_a_signal_again_with_the_next_program(start: Start) -> None:
     asked, (shell, python) = AskedProcesses(), start(FOREGROUND)
     assert asked.new({shell: {shell, python}}) == {shell: {shell, python}}

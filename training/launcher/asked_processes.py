@@ -33,8 +33,18 @@ def targets(started: Mapping[int, int], number: int, *, alone: bool) -> dict[int
             family.add(pid)
         elif has_trap(pid, starter, number):
             family = {pid}
-        found[pid] = {one for one in family if in_group(one, pid)} or {pid}
+        found[pid] = {_in_group_above(one, pid) for one in family}
     return found
+
+
+def _in_group_above(one: int, group: int) -> int:
+    """This process, or the one that has started it in a group of its own and passes signals on."""
+    while not in_group(one, group):
+        process = procfs.read_process(one)
+        if process is None or process.parent <= 1:
+            return group
+        one = process.parent
+    return one
 
 
 def understood(
