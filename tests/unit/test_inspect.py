@@ -291,6 +291,15 @@ def test_run_that_has_ended(run: Made, end: str, code: Exit, text: str) -> None:
     assert render.screen(report)[0].startswith("IT HAS ENDED: ")
 
 
+def test_failed_run_whose_supervisor_may_restart_it(run: Made) -> None:
+    run.supervisor(os.getpid(), dead_pid()).failure()
+    report = health.of_run(run.run)
+    assert (report.answer, report.code) == ("unknown", Exit.RESOURCES)
+    assert report.text.startswith("failed at step 100 of 400, ") and report.text.endswith(
+        f"its supervisor (pid {os.getpid()}) is still running and may restart the ranks"
+    )
+
+
 def test_non_finite_loss(run: Made, tmp_path: Path) -> None:
     run.step(101, math.nan)
     with trains(run, tmp_path):

@@ -26,7 +26,7 @@ from training.monitor.health import (
 from training.monitor.health.activity import ActivityWindow
 from training.monitor.health.check import BAD, OK, UNKNOWN, WARN, HealthCheck
 from training.monitor.health.target import Target
-from training.monitor.run_status import ENDED, FINISHED, state_word
+from training.monitor.run_status import ENDED, FAILED, FINISHED, state_word
 from training.monitor.state import RunWatch
 from training.watchdog import stall_detector
 from training.watchdog.hang_report import SHORT, UNDECIDED, HangFinding, NoFinding
@@ -230,7 +230,7 @@ def _last_step(state: RunState | None) -> str:
 
 
 def _ended(run: RunDir, state: RunState) -> HealthReport | None:
-    """Report on a run that has ended; None if it has not."""
+    """Report on a run that has ended, perhaps only until a restart; None if it has not."""
     how = state["run"]["state"]
     if how not in ENDED:
         return None
@@ -257,10 +257,13 @@ def _ended(run: RunDir, state: RunState) -> HealthReport | None:
             )
         )
     happened = run_checks.findings(run_checks.events(run))
-    code = Exit.DONE if how == FINISHED else Exit.HANG
-    return HealthReport(
-        HAS_ENDED, text, code, [*checks, *happened], rank_table.at_the_end(state), None, run, state
-    )
+    answer, code = HAS_ENDED, Exit.DONE if how == FINISHED else Exit.HANG
+    if how == FAILED and state["run"]["supervisor_alive"]:
+        answer, code = ANSWER_UNKNOWN, Exit.RESOURCES
+        pid = state["run"]["supervisor_pid"]
+        text = msg("monitor.health.may_restart", text=text, pid=pid)
+    ranks = rank_table.at_the_end(state)
+    return HealthReport(answer, text, code, [*checks, *happened], ranks, None, run, state)
 
 
 def _without_ranks(run: RunDir, watch: RunWatch, error: UserError) -> HealthReport:
