@@ -168,6 +168,7 @@ def test_no_part_of_the_facts_is_executed(
         ),
         (143, {"cause": "preempted", "kind": "asked"}, "preempted", "a run preempted"),
         (134, {"cause": "unknown"}, "failed", "a run failed: unknown"),
+        (Exit.LEFT, {"cause": "exit_status"}, "failed", "a run failed: exit_status"),  # of curl
     ],
 )
 def test_status_and_title(

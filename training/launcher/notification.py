@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
 from training.core import cause_ids, evaluations, find_run, manifest, run_reader, rundir
-from training.core.errors import EXIT_MEANING, Exit
+from training.core.errors import Exit
 from training.core.jsonl import Record, read_figures
 from training.core.messages import msg
 from training.core.plain_text import one_line
@@ -35,11 +35,10 @@ WORDS = {
     PREEMPTED: msg("launcher.notify.preempted"),
     LEFT: msg("launcher.notify.left"),
 }
-BY_CODE: dict[Exit, NotifyStatus] = {
+BY_CODE: dict[int, NotifyStatus] = {
     Exit.DONE: FINISHED,
     Exit.INTERRUPTED: STOPPED,
     Exit.PREEMPTED: PREEMPTED,
-    Exit.LEFT: LEFT,
 }
 TEXT = 500  # characters
 
@@ -50,18 +49,20 @@ def payload(
     code: int,
     *,
     begun: bool,
+    left: bool = False,
     why: str = "",
     known: FailureRecord | None = None,
     restarts: int = 0,
     seconds: float = 0.0,
 ) -> NotificationRecord:
     """Facts without secrets, because they leave this machine. Unless `begun`, the run directory has
-    no records of this launch. `why`: the text shown to the user where no rank has ended the run.
-    `known`: the failure, whose file may be missing (a full disk) or seem to be from an earlier
-    start (a clock that was set back). `restarts`, `seconds`: of this launch."""
+    no records of this launch. `left`: as in PostRun. `why`: the text shown to the user where no
+    rank has ended the run. `known`: the failure, whose file may be missing (a full disk) or seem to
+    be from an earlier start (a clock that was set back). `restarts`, `seconds`: of this launch."""
     done = _of_this_start(run.summary, plan) if begun else {}
     failure = _failure(run, plan, known) if begun and not why else {}
-    status: NotifyStatus = BY_CODE.get(Exit(code), FAILED) if code in EXIT_MEANING else FAILED
+    # a command's own status may be that of Duet's LEFT
+    status: NotifyStatus = LEFT if left else BY_CODE.get(code, FAILED)
     if failure.get("kind") == rundir.ASKED:
         status = PREEMPTED if failure["cause"] == cause_ids.PREEMPTED else STOPPED
     failure = failure if status == FAILED or not done else {}

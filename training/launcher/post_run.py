@@ -116,6 +116,7 @@ class PostRun:
             self.plan,
             code,
             begun=self.begun,
+            left=self.left,
             why=self._alone or why,
             known=self.failure,
             restarts=len(self.restarts),
