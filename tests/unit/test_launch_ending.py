@@ -183,6 +183,21 @@ def test_status_and_title(
     )
 
 
+PRINTED = {"step": 30, "loss": 0.0333, "eval_name": "val_loss", "eval": 0.5}
+
+
+def test_result_of_a_script(run: RunDir) -> None:
+    done = {"status": "finished", "ranks": 2, "seconds": 17.93, "figures": PRINTED}
+    write_json(run.summary, done)
+    facts = notification.payload(run, plan(), 0, begun=True)
+    assert facts["text"] == "2 ranks, 17.9 s, step 30, loss 0.0333, val_loss 0.5"
+    assert (facts["steps"], facts["loss"], facts["eval"]) == (30, 0.0333, {"val_loss": 0.5})
+    run.summary.unlink()
+    failed(run, figures=PRINTED | {"eval": None})
+    facts = notification.payload(run, plan(), 4, begun=True)
+    assert (facts["steps"], facts["loss"], facts["eval"]) == (30, 0.0333, None)
+
+
 def test_a_machine_that_leaves_notifies_only_if_perhaps_no_other_continues(run: RunDir) -> None:
     command = f"cat > {shlex.quote(str(run.path))}/facts"
     end = PostRun(RunDir(run.path, 1), plan(command))

@@ -13,7 +13,7 @@ from training.core.messages import msg
 from training.core.plain_text import one_line
 from training.core.read_backwards import backwards
 from training.core.redact import masked
-from training.core.units import plural
+from training.core.units import plural, significant
 from training.diagnose import exception_cause as causes
 from training.trainer import summary
 
@@ -61,6 +61,7 @@ def payload(
     be from an earlier start (a clock that was set back). `restarts`, `seconds`: of this launch."""
     done = _of_this_start(run.summary, plan) if begun else {}
     failure = _failure(run, plan, known) if begun and not why else {}
+    printed = (done or failure).get("figures") or {}  # by a user script
     # a command's own status may be that of Duet's LEFT
     status: NotifyStatus = LEFT if left else BY_CODE.get(code, FAILED)
     if failure.get("kind") == rundir.ASKED:
@@ -78,9 +79,10 @@ def payload(
         "cause": cause,
         "rank": failure.get("rank") if status == FAILED else None,
         "advice": [_clean(one) for one in failure.get("advice", [])],
-        "steps": done.get("steps", step.get("step")),
-        "loss": step.get("loss"),
+        "steps": done.get("steps", step.get("step", printed.get("step"))),
+        "loss": step.get("loss", printed.get("loss")),
         "eval": {name: value for name, value in evaluation.items() if name.startswith("val_")}
+        or _printed_eval(printed)
         or None,
         "seconds": round(seconds, 1),
         "restarts": restarts,
@@ -131,13 +133,26 @@ def _text(run: rundir.RunDir, plan: Plan, done: Record, failure: Record, status:
             return text
         return msg("launcher.notify.stopped_at", step=done["steps"], text=text)
     if done:  # a user script
-        return f"{plural(done['ranks'], 'rank')}, {done['seconds']:.1f} s"
+        took = [plural(done["ranks"], "rank"), f"{done['seconds']:.1f} s"]
+        return ", ".join(took + _printed_words(done.get("figures") or {}))
     saved_step = int((manifest.newest(run.checkpoints) or {"step": 0})["step"])
     return (
         msg("launcher.notify.saved", step=saved_step)
         if saved_step
         else msg("launcher.notify.no_checkpoint")
     )
+
+
+def _printed_eval(printed: Record) -> dict[str, float]:
+    name, value = printed.get("eval_name"), printed.get("eval")
+    return {} if name is None or value is None else {name: value}
+
+
+def _printed_words(printed: Record) -> list[str]:
+    step, loss = printed.get("step"), printed.get("loss")
+    words = [] if step is None else [msg("launcher.notify.step", step=step)]
+    figures = ({} if loss is None else {"loss": loss}) | _printed_eval(printed)
+    return words + [f"{name} {significant(value)}" for name, value in figures.items()]
 
 
 def _last(run: rundir.RunDir) -> tuple[Record, Record]:

@@ -333,7 +333,7 @@ class NotificationRecord(TypedDict):
     advice: list[str]
     steps: int | None
     loss: float | None
-    eval: dict[str, float] | None  # val_NAME
+    eval: dict[str, float] | None  # val_NAME; of a script as printed
     seconds: float  # since the run was planned
     restarts: int
     host: str
