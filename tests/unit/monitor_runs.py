@@ -165,7 +165,7 @@ class Made:
         rundir.write_json(self.run.summary, facts | other)
         return self
 
-    def failure(self) -> Made:
+    def failure(self, **other: Any) -> Made:
         facts = {
             "cause": "gpu_oom",
             "rank": 1,
@@ -174,7 +174,8 @@ class Made:
             "phase": "step 7: forward",
         }
         rundir.write_json(
-            self.run.failure, facts | {"where": "model.py:12", "advice": ["--device_batch_size=8"]}
+            self.run.failure,
+            facts | {"where": "model.py:12", "advice": ["--device_batch_size=8"]} | other,
         )
         return self
 

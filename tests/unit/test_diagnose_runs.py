@@ -64,6 +64,17 @@ def test_advice_for_memory_that_a_smaller_batch_does_not_save(run: RunDir) -> No
     assert told[1] == "./launch_train.sh 2 --resume=run --device_batch_size=4"
 
 
+def test_a_script_that_crashed_at_its_exit_has_not_failed(run: RunDir) -> None:
+    end = {"cause": "unknown", "rank": 1, "summary": "killed by SIGABRT during teardown"}
+    more = {"kind": "died", "exit_code": 134, "where": None, "evidence": [], "torn_down": True}
+    write_json(run.failure, end | more)
+    record = result.diagnose([run.path])
+    assert (record["cause"], record["summary"]) == ("none", end["summary"])
+    first, *others = card.draw(record).splitlines()
+    assert first == "  no failure found (killed by SIGABRT during teardown)"
+    assert "destroy_process_group()" in "".join(others)
+
+
 def test_advice_for_a_log_of_a_duet_run_has_its_values(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:

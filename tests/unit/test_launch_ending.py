@@ -168,11 +168,12 @@ def test_no_part_of_the_facts_is_executed(
         ),
         (143, {"cause": "preempted", "kind": "asked"}, "preempted", "a run preempted"),
         (134, {"cause": "unknown"}, "failed", "a run failed: unknown"),
+        (134, {"cause": "unknown", "torn_down": True}, "finished", "a run finished"),
         (Exit.LEFT, {"cause": "exit_status"}, "failed", "a run failed: exit_status"),  # of curl
     ],
 )
 def test_status_and_title(
-    run: RunDir, code: int, record: dict[str, str], status: str, title: str
+    run: RunDir, code: int, record: dict[str, Any], status: str, title: str
 ) -> None:
     failed(run, **record)
     facts = notification.payload(run, plan(), code, begun=True)

@@ -155,6 +155,18 @@ def test_failed(made: Made) -> None:
     )
 
 
+def test_a_script_that_crashed_at_its_exit_has_finished(made: Made) -> None:
+    made.failure(torn_down=True, exit_code=134, summary="killed by SIGABRT during teardown")
+    run, row = look(made.run)["run"], facts.read(made.run.path)
+    assert (run["state"], run["reason"]) == (row.state, row.reason)
+    assert (run["state"], run["reason"], run["exit_code"]) == (
+        "finished",
+        "killed by SIGABRT during teardown",
+        134,
+    )
+    assert run["ended_unix_s"] is not None
+
+
 def test_stopped_at_once_is_not_a_failure(made: Made) -> None:
     """Ctrl-C twice."""
     made.supervisor(dead_pid()).steps()

@@ -72,7 +72,8 @@ def draw(record: DiagnosisRecord) -> str:
     if record["cause"] == NONE:
         summary = record["summary"] if record["summary"] != record["title"] else ""
         notes = "; ".join(filter(None, [summary, *jobs]))
-        return f"  {record['title']}" + (f" ({notes})" if notes else "")
+        title = record["title"] + (f" ({notes})" if notes else "")
+        return _text([title, *_advice(record["advice"])])
     summary = record["summary"] if record["summary"] != record["title"] else ""
     lines = [row(msg("diagnose.card.cause"), f"{record['cause']}: {record['title']}")]
     if summary:

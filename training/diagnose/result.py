@@ -173,7 +173,7 @@ def _of_run(end: EndRecord, run: RunDir, plan: Plan | None) -> DiagnosisRecord:
 
 def _advice(end: EndRecord, known: Mapping[str, str]) -> list[str]:
     """As on the failure card where a message of the kernel has decided it."""
-    if end["cause"] == NONE:
+    if end["cause"] == NONE and not end.get("torn_down"):
         return []
     by_kernel = "kernel" in end and end["kernel"]["lines"]
     return (by_kernel and end.get("advice")) or of_end(end, None, {}, known)

@@ -50,6 +50,8 @@ def ended(run: RunDir) -> EndRecord | None:
         and failure.get("cause") in causes()
         and (not summary or summary.get("time", 0.0) <= failure.get("time", 0.0))
     ):
+        if failure.get("torn_down"):  # a script had completed when its process crashed
+            failure["cause"] = NONE
         return failure
     if not summary:
         return None

@@ -64,7 +64,9 @@ def payload(
     printed = (done or failure).get("figures") or {}  # by a user script
     # a command's own status may be that of Duet's LEFT
     status: NotifyStatus = LEFT if left else BY_CODE.get(code, FAILED)
-    if failure.get("kind") == rundir.ASKED:
+    if failure.get("torn_down"):
+        status = FINISHED
+    elif failure.get("kind") == rundir.ASKED:
         status = PREEMPTED if failure["cause"] == cause_ids.PREEMPTED else STOPPED
     failure = failure if status == FAILED or not done else {}
     step, evaluation = _last(run) if begun else ({}, {})

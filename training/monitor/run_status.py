@@ -77,6 +77,8 @@ def judge(seen: RunEvidence) -> tuple[RunStatus, str | None]:
     """The status, and a reason where the status alone does not explain it."""
     run, plan, summary, failure = seen.run, seen.plan, seen.summary, seen.failure
     if failure and (not summary or (mtime(run.failure) or 0) >= (mtime(run.summary) or 0)):
+        if failure.get("torn_down"):  # its work was complete
+            return FINISHED, text(failure.get("summary"))
         if failure.get("kind") == rundir.ASKED:
             return STOPPED, text(failure.get("summary"))
         cause = text(failure.get("cause")) or msg("monitor.reason.unknown_cause")

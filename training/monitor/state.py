@@ -126,7 +126,7 @@ class RunWatch:
         watched = text(dig(plan, "launcher", "value")) == WATCH  # its plan has no number of ranks
         script = text(dig(plan, "command", "script"))
         started = number(dig(plan, "created")) or number(supervisor.get("started"))
-        end = failure if state == FAILED or (state == STOPPED and not summary) else summary
+        end = failure if state == FAILED or not summary else summary
         ended = ended_at(state, evidence, end) if state in ENDED else None
         log = self.log or standing.log_file(run, plan)
         # not those of another machine

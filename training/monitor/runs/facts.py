@@ -201,7 +201,7 @@ def _state(
         printed=False,
     )
     state, reason = judge(evidence)
-    end = failure if state == FAILED or (state == STOPPED and not summary) else summary
+    end = failure if state == FAILED or not summary else summary
     return state, reason, ended_at(state, evidence, end) if state in ENDED else None
 
 
