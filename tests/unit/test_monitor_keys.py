@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import tempfile
 import time
 from collections.abc import Callable
 
 import psutil
+import pytest
 
+from tests.conftest import wait_until
 from tests.unit.monitor_person import Person
-from tests.unit.monitor_runs import Made, dead_pid
+from tests.unit.monitor_runs import Made, dead_pid, look
 from training.host.gpus import SLOWDOWNS
-from training.monitor import terminal
+from training.monitor import pages, terminal
 
 PAGE_UP, UP, DOWN, HOME, END = "\x1b[5~", "\x1b[A", "\x1bOB", "\x1b[H", "\x1b[F"
 
@@ -123,6 +127,32 @@ def test_diagnosis_of_a_failed_run(made: Made, sit: Callable[..., Person]) -> No
     person.until(lambda: "Diagnosis" in person.sees and "gpu_oom" in person.sees)
     person.child.send("a")
     person.until(lambda: "DIED" in person.sees)
+
+
+def test_diagnosis_on_a_full_disk_or_without_processes(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shown(page: pages.Diagnosis) -> str:
+        return "\n".join(text for line in page.text(state) for text, _ in line)
+
+    made.supervisor(dead_pid())
+    made.run.rank_log(1).write_text(
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+    )
+    state = look(made.run)
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", list)
+    page = pages.Diagnosis(state)
+    wait_until(lambda: "gpu_oom" in shown(page))
+    page.close()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    page = pages.Diagnosis(state)
+    assert "cannot be started: Resource temporarily unavailable" in shown(page) and not page.waits
+    page.close()
 
 
 def test_closed_diagnosis_is_killed(made: Made, sit: Callable[..., Person]) -> None:

@@ -8,11 +8,10 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from training.core.messages import msg
 from training.core.project import ROOT
@@ -142,21 +141,31 @@ class Diagnosis(Scrolled):
         super().__init__()
         self._target = state["run"]["dir"] or state["log"]["file"]
         self._started = time.monotonic()
-        self._out: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 – closed in close()
+        self._read = b""
         self._output: list[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         command = [
             sys.executable,
             str(ROOT / "lib/run_module.py"),
             "training.cli.diagnose",
             str(self._target),
         ]
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=self._out,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        try:
+            self._process = subprocess.Popen(
+                command,
+                bufsize=0,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,  # not a file: the disk may be full
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:  # too many processes
+            text = msg("monitor.page.cannot_start", error=error.strerror)
+            self._output = text.splitlines()
+            return
+        assert self._process.stdout
+        self._out = self._process.stdout
+        os.set_blocking(self._out.fileno(), False)
 
     def title(self, state: RunState) -> Line:
         return [
@@ -165,10 +174,12 @@ class Diagnosis(Scrolled):
         ]
 
     def text(self, state: RunState) -> list[Line]:
-        if self._output is None and self._process.poll() is not None:
-            self._out.seek(0)
-            text = self._out.read().decode("utf-8", "replace")
-            self._output = text.splitlines() or [msg("monitor.page.no_output")]
+        if self._output is None and self._process:
+            ended = self._process.poll() is not None
+            self._read += self._out.read() or b""  # None: nothing yet
+            if ended:
+                text = self._read.decode("utf-8", "replace")
+                self._output = text.splitlines() or [msg("monitor.page.no_output")]
         if self._output is None:
             waited = time.monotonic() - self._started
             return [[(msg("monitor.page.reading", seconds=waited), "dim")]]
@@ -179,6 +190,8 @@ class Diagnosis(Scrolled):
         return self._output is None
 
     def close(self) -> None:
+        if self._process is None:
+            return
         if self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
