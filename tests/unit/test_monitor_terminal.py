@@ -155,6 +155,32 @@ def test_lines_do_not_end_while_the_supervisor_may_restart_the_ranks(
     assert states[:5] == ["failed"] * 3 + ["running", "finished"]
 
 
+def test_a_read_that_fails_keeps_the_last_state(
+    made: Made, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As a network file system fails now and then."""
+    made.supervisor(dead_pid()).steps().summary()
+    source, stale = state.RunWatch(made.run), OSError(116, "Stale file handle")
+    seen = source.read()
+    view = live.Live(source, 0.01, ascii_only=False, follow_exit=False)
+    view.state = seen
+    answers = iter([stale, stale, seen, seen])
+
+    def read(*_: object) -> RunState:
+        answer = next(answers)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(source, "read", read)
+    view._read()
+    assert view.state is seen and "Stale file handle" in view._unread
+    assert live.lines(source, 0.01, ascii_only=False, follow_exit=True) is seen
+    assert "the run cannot be read now: Stale file handle" in capfd.readouterr().err
+    view._read()
+    assert not view._unread
+
+
 def test_newer_run_replaces_one_that_has_ended(
     tmp_path: Path, copied: Callable[[Path], Path], people: Callable[..., Person]
 ) -> None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from training.core import units
+from training.core import log, units
 from training.core.errors import Exit
 from training.core.messages import msg
 from training.core.rundir import RunDir
@@ -47,6 +47,7 @@ class Live:
         self._first = source
         self._paused = False
         self._ended: float | None = None  # when the end was first seen
+        self._unread = ""  # why the last read failed: a network file system may
 
     def go(self) -> int:
         """Runs until the user quits or, with follow_exit, the run has ended. Raises
@@ -96,7 +97,11 @@ class Live:
             self._paint()
 
     def _read(self) -> None:
-        self.state = self.source.read()
+        try:
+            self.state, self._unread = self.source.read(), ""
+        except OSError as error:
+            self._unread = unread(error)
+            return
         if "run" in self.state and self.state["run"]["state"] in ENDED:
             self._ended = self._ended or time.monotonic()
             if (
@@ -195,6 +200,8 @@ class Live:
             footer = msg("monitor.live.paused", since=since) + "  " + footer
         if not self.terminal.has_keys:
             footer = msg("monitor.live.no_keys", interval=self.interval_s)
+        if self._unread:
+            footer = self._unread + "  " + footer
         self.terminal.paint(
             self.page.lines(
                 self.state, View(width, height, self.terminal.colour, self.ascii_only, footer)
@@ -209,7 +216,12 @@ def lines(
     active. Returns the last state once no run is active."""
     ended: float | None = None
     while True:
-        state = source.read()
+        try:
+            state = source.read()
+        except OSError as error:
+            log.warning(unread(error))
+            time.sleep(interval_s)
+            continue
         runs = [state] if "run" in state else state["runs"]
         living = [r for r in runs if r["run"]["state"] not in ENDED]
         ended = (ended or time.monotonic()) if not living else None
@@ -227,6 +239,10 @@ def lines(
         if last:
             return state
         time.sleep(END_POLL_S if ended else interval_s)
+
+
+def unread(error: OSError) -> str:
+    return msg("monitor.live.unread", error=term_text.clean(str(error.strerror or error)))
 
 
 def final(state: RunState, ended: float) -> bool:
