@@ -102,6 +102,7 @@ def test_a_refused_job_leaves_nothing(submit: Submit, project: Path) -> None:
 
 soak = functools.partial(pytest.param, marks=pytest.mark.soak)
 TIMED_OUT = "echo 'Socket timed out on send/recv operation' >&2; exit 1"
+NO_CLUSTER = "echo 'fatal: Could not establish a configuration source' >&2; exit 1"
 # from SLURM 20.02 on: with -h it does not print the cluster
 THERE = "case \" $* \" in *' -h '*) ;; *) echo CLUSTER: gpu; echo JOBID STATE COMMAND;; esac; echo 7 PENDING '{script}'"
 # which squeue shows only if asked to
@@ -123,6 +124,7 @@ BEGUN = """sed -i 's/"job": null/"job": "7"/' "$(dirname '{script}').json\""""
             True,
         ),
         (TIMED_OUT, TIMED_OUT, {}, 3, "", True),
+        (NO_CLUSTER, NO_CLUSTER, {}, 3, "", False),
         soak("echo Submitted batch job 7", "echo 7 RUNNING '{script}'", {}, 0, "7\n", True),
         soak(TIMED_OUT, THERE, {"SLURM_CLUSTERS": "gpu"}, 0, "7\n", True),
         # which squeue does not read

@@ -173,8 +173,14 @@ def _withdraw(frozen: FrozenJob) -> int:
     for its answer, and the site's own sbatch may drop --parsable."""
     job = controller.queued(frozen.code / options.SCRIPT, _cluster_options(frozen))
     if job is None:
+        remove = " ".join(shlex.quote(str(path)) for path in frozen.files())
         console.error(
-            msg("cli.submit.maybe_submitted", path=frozen.run.path, code=int(Exit.RESOURCES))
+            msg(
+                "cli.submit.maybe_submitted",
+                path=frozen.run.path,
+                code=int(Exit.RESOURCES),
+                remove=remove,
+            )
         )
         return Exit.RESOURCES
     if job := job or frozen.facts()["job"]:  # one that has begun, and ended by now

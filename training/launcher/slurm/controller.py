@@ -13,6 +13,7 @@ from typing import NamedTuple
 LIMIT_S = 60  # for an answer of slurmctld, which may be busy
 # slurmctld is restarted, or its backup takes over
 AWAY = re.compile(r"contact|timed out|connect|Zero Bytes|standby", re.IGNORECASE)
+UNKNOWN_CLUSTER = "Could not establish a configuration source"  # no slurm.conf, nor DNS record
 AWAY_S, RETRY_S = 120.0, 5.0
 PAUSE_S = 60.0  # of ask_if_there(): an attempt may take 10 s
 
@@ -103,7 +104,8 @@ def queued(script: Path, on: list[str]) -> str | None:
             cluster = f";{state}"
         elif command.startswith(str(script)) and state not in ended:
             return number + cluster
-    return None if answer.status else ""
+    nowhere = UNKNOWN_CLUSTER in answer.error  # then sbatch has reached none either
+    return None if answer.status and not nowhere else ""
 
 
 def _local_cluster(limit_s: float) -> str:

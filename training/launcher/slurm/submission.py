@@ -61,15 +61,21 @@ class FrozenJob:
             )
         return found
 
-    def withdraw(self) -> None:
-        """Remove the files of a job that was not submitted."""
+    def files(self) -> list[Path]:
+        """All that is of this job alone."""
         new = (rundir.read_json(self.record) or {}).get("new_run")
         if new and not manifest.all_in(self.run.checkpoints):
-            shutil.rmtree(self.run.path)
-            return
-        shutil.rmtree(self.code)
-        for file in (self.record, self.env, self.argv, self.step):
-            file.unlink(missing_ok=True)
+            return [self.run.path]
+        paths = (self.code, self.record, self.env, self.argv, self.step)
+        return [path for path in paths if path.exists()]
+
+    def withdraw(self) -> None:
+        """Remove the files of a job that was not submitted."""
+        for path in self.files():
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
 
 def freeze(
