@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.unit.conftest import make_run
 from tests.unit.trained_runs import stored
 from training.cli import evaluate, export, restore, sample, weights_argument
 from training.core.errors import Problem, UserError
@@ -75,3 +76,9 @@ def test_a_new_output_keeps_the_flags(home: Path) -> None:
     assert shlex.split(found.fixes[0])[2:] == ["tiny", "--format=torch", "--out=model/"]
     found = problem(restore.parse, ["tinny", "in.png", "--out=a b.png", "--tile=64"])
     assert shlex.split(found.fixes[0])[2:] == ["tiny", "in.png", "--out=a b.png", "--tile=64"]
+
+
+def test_the_default_is_the_newest_run_with_weights(home: Path) -> None:
+    make_run(home / "experiments", "later", depth=2)  # of a job that waits, for example
+    run = sample.parse([]).weights.run
+    assert run and run.name == "tiny"

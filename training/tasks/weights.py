@@ -109,9 +109,10 @@ def find(
     of_kind: RunSelector | None = None,
 ) -> Weights:
     """The weights of a run (its newest checkpoint; RUN/best: the one with the best evaluation), a
-    checkpoint, an exported folder or a file in one of these; None: the newest run. `kind`: one of
-    KINDS, given by `flag`; None: the moving average if there is one. `of_kind`: `asker` without
-    `flag`, where it has that. Reads manifests only, not the weights. Raises UserError."""
+    checkpoint, an exported folder or a file in one of these; None: the newest run with
+    weights. `kind`: one of KINDS, given by `flag`; None: the moving average if there is one.
+    `of_kind`: `asker` without `flag`, where it has that. Reads manifests only, not the weights.
+    Raises UserError."""
     if kind not in (None, *KINDS):  # of load_model(); the commands check theirs before
         near = next(iter(suggest(str(kind).lower(), list(KINDS), most=1)), EMA)
         what, fixes = msg("tasks.weights.kind", kind=kind), [f'kind="{near}"']
@@ -122,7 +123,9 @@ def find(
     if found is None:
         best = word is not None and _asks_for_best(word, experiments)
         name = os.path.dirname(word.rstrip("/")) if best and word else word
-        run = find_run.find(None if best and name == find_run.LATEST else name, experiments, asker)
+        newest = name is None or (best and name == find_run.LATEST)
+        trained = _newest_trained(experiments) if newest else None
+        run = trained or find_run.find(None if newest else name, experiments, asker)
         found = _best(run) if best else _of_run(run, experiments, asker)
         same = f"{run.path}/{BEST}" if best else str(run.path)
         again = partial(find, same, experiments, asker, kind, flag, of_kind)
@@ -132,6 +135,13 @@ def find(
     # An exported folder is not its run, which may have both kinds.
     shown = found.title if found.run or word is None else word
     return _of_kind(found, kind, f"{command} --{flag}=", shown)
+
+
+def _newest_trained(experiments: Path) -> RunDir | None:
+    """The most recently planned run with a checkpoint: a newer one may wait in a queue, or be that
+    of a user script."""
+    runs = (RunDir(folder) for _, folder in sorted(find_run.planned(experiments), reverse=True))
+    return next((run for run in runs if manifest.all_in(run.checkpoints)), None)
 
 
 def bare(file: Path, kind: str | None = None) -> Weights:
