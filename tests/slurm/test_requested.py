@@ -54,6 +54,15 @@ def test_variables_of_sbatch_override_the_header(
     assert requested.ranks(options.split(typed), SCRIPT, variables) == ranks
 
 
+@pytest.mark.parametrize("args", [[], ["--gres=gpu:2"]])
+def test_a_job_without_a_word_about_its_training_is_refused(args: list[str]) -> None:
+    with pytest.raises(UserError) as caught:
+        job_request.typed(args, {})
+    (problem,) = caught.value.problems
+    assert problem.code == "config.not_given"
+    assert problem.fixes == [" ".join(["./submit_job.sh", *args, CONFIG])]
+
+
 def test_a_job_on_cpus_has_the_gpus_of_a_variable_only() -> None:
     args = ["--ranks_per_node=2", CONFIG, "--device=cpu"]
     assert options.NO_GRES in job_request.typed(args, {})[1].sbatch

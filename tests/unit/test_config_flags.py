@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.cases import each
-from tests.unit.conftest import only, wrong
+from tests.unit.conftest import ENHANCED, SIMPLE, only, wrong
 from training.config import meant
 from training.config.flags import SWITCHES, CommandLine, parse
 from training.config.resolve import resolve
@@ -183,3 +183,11 @@ def test_all_problems_at_once() -> None:
 
 def test_numbers_have_no_off_form() -> None:
     assert only(wrong("--no-depth")).what == "--no-depth is not a known flag"
+
+
+def test_a_resume_without_its_value_is_one_problem() -> None:
+    """Also for the script that needs a config: with the value it needs none."""
+    for script in (ENHANCED, SIMPLE):
+        problem = only(wrong("--resume", script=script))
+        assert problem.code == "flag.no_value"
+        assert problem.fixes == [f"./{script} --resume=latest"]

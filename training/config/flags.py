@@ -36,6 +36,7 @@ SWITCHES = ("dry_run", "explain", "check", "json", "module", "no_python", "watch
 # An empty text, as of an unset shell variable, would silently start another run than meant.
 # The value is an example.
 NEVER_EMPTY = {"hosts": "a,b", "hostfile": "HOSTFILE", "master_addr": "ADDRESS"}
+EXAMPLES = {**NEVER_EMPTY, "resume": "latest"}
 WORDS = {
     "true": True,
     "yes": True,
@@ -123,7 +124,7 @@ def parse(argv: list[str], fields: Known = FIELDS) -> CommandLine:
             elif rest and not rest[0].startswith("--"):
                 text = rest.pop(0)
             else:
-                if name in NEVER_EMPTY:  # replaced by the suggestion
+                if name in EXAMPLES:  # replaced by the suggestion
                     line.places.append((name, start, len(argv) - len(rest)))
                 line.problems.append(no_value(typed))
                 continue
@@ -172,7 +173,7 @@ def bool_words(text: str) -> list[str]:
 def no_value(typed: str) -> Problem:
     """The problem of a flag, without its dashes, that has no value or an empty one."""
     name = typed.replace("-", "_")
-    fixes = [written(name, NEVER_EMPTY[name])] if name in NEVER_EMPTY else []
+    fixes = [written(name, EXAMPLES[name])] if name in EXAMPLES else []
     what = msg("core.args.no_value", name=typed)
     return Problem("flag.no_value", what, f"--{typed}=VALUE", fixes)
 

@@ -281,6 +281,12 @@ def number_of_ranks(line: flags.CommandLine, positional: list[str], problems: li
     return 0
 
 
+def config_not_given(fix: str) -> Problem:
+    names = sorted(p.stem for p in (ROOT / "configs/dual_gpu").glob("[a-z]*.py"))
+    allowed = msg("plan.config.ready", names=", ".join(names))
+    return Problem("config.not_given", msg("plan.config.not_given"), allowed, [fix])
+
+
 def _config_file(
     script: str,
     line: flags.CommandLine,
@@ -292,16 +298,10 @@ def _config_file(
     given += positional
     if not given:
         resume = line.flags.get("resume", [environ.get(f"{resolve.PREFIX}RESUME")])[0]
-        if script == "train_dual_gpu.sh" and resume in (None, "", auto_resume.AUTO):
-            names = sorted(p.stem for p in (ROOT / "configs/dual_gpu").glob("[a-z]*.py"))
-            problems.append(
-                Problem(
-                    "config.not_given",
-                    msg("plan.config.not_given"),
-                    msg("plan.config.ready", names=", ".join(names)),
-                    [f"--config={QUICKSTART}"],
-                )
-            )
+        # a --resume without its value is a problem already
+        resumes = any(name == "resume" for name, *_ in line.places) and resume is None
+        if script == "train_dual_gpu.sh" and resume in (None, "", auto_resume.AUTO) and not resumes:
+            problems.append(config_not_given(f"--config={QUICKSTART}"))
         return None
     # `--data *.txt CONFIG`: the shell expanded the pattern to several words
     if "config" not in line.flags:

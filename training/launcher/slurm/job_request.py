@@ -5,13 +5,14 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 
+from training.config.resolve import PREFIX
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
 from training.core.project import LAUNCH_SCRIPT, ROOT
 from training.core.units import plural
 from training.host import topology
 from training.launcher.slurm import log_files, options, requested
-from training.plan.cli_args import QUICKSTART, command
+from training.plan.cli_args import QUICKSTART, command, config_not_given
 from training.plan.request import Request, read
 
 
@@ -69,6 +70,9 @@ def typed(
     nodes, ranks = requested.nodes(line, script), requested.ranks(line, script, environ)
     if not ranks:
         line.problems.append(_no_ranks(line, msg("launcher.slurm.gres_no_gpus")))
+    if not line.training and not any(environ.get(f"{PREFIX}{n}") for n in ("RESUME", "TASK")):
+        fix = command(options.SCRIPT, [*line.typed, QUICKSTART])
+        line.problems.append(config_not_given(fix))
     request = check(line, nodes, ranks, environ, installed)
     gpus = requested.gpus(line, script, environ)
     gres, per_node = (requested.given(line, name, environ) for name in requested.GPUS)
