@@ -86,6 +86,14 @@ def test_the_same_model_continues(run: rundir.RunDir) -> None:
     assert problems(same) == [] and resume_checks.notes(same) == []
 
 
+def test_fewer_steps_than_the_run_has_are_refused(run: rundir.RunDir) -> None:
+    checkpoint(run, step=219)
+    problem = only(problems(request_for(run, **SMALL, num_iterations=120)))
+    assert problem.code == "resume.fewer_steps" and "219" in problem.what
+    for steps in (0, 219, 220):
+        assert problems(request_for(run, **SMALL, num_iterations=steps)) == []
+
+
 def test_another_model_is_refused_with_all_differences(run: rundir.RunDir) -> None:
     checkpoint(run)
     other = request_for(run, **{**SMALL, "optimizer": "adamw", "tokenizer": "bpe"})

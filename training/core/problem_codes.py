@@ -155,6 +155,7 @@ PROBLEMS = {
     "ranks.rendezvous": "the ranks of another launcher did not meet",
     "ranks.value": "invalid number of ranks",
     "restore.memory": "the frames to restore do not fit into memory",
+    "resume.fewer_steps": "the run to resume has more steps than --num_iterations",
     "resume.no_name": "--resume=auto without --run_name",
     "resume.nothing_unfinished": "no unfinished run to resume",
     "resume.other_data": "the data differs from that of the run to resume",

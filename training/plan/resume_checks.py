@@ -89,8 +89,8 @@ def problems(
     kind: TaskSpec, run: rundir.RunDir, resolved: resolve.Resolved, resumed: Values
 ) -> list[Problem]:
     """Why this configuration cannot continue from the checkpoints of a run with the values
-    `resumed`: another task or model. What is not known of the model is checked when the checkpoint
-    is loaded."""
+    `resumed`: another task or model, or fewer steps than it has. What is not known of the
+    model is checked when the checkpoint is loaded."""
     saved = manifest.newest(run.checkpoints)
     if saved is None:
         return []
@@ -106,7 +106,7 @@ def problems(
         for name, value in kind.model(resolved.config, resolved.options, saved, resumed).items()
         if name in then and not invalid.intersection(_set_by(name))
     }
-    return _other_model(run, then, now, resolved.origins)
+    return [*_other_model(run, then, now, resolved.origins), *_fewer_steps(run, saved, resolved)]
 
 
 def stays_on_gpus(request: Request) -> bool:
@@ -176,6 +176,19 @@ def _other_model(
     what = msg("plan.resume.other_model", name=run.name, shown=shown)
     fixes = [msg("plan.resume.omit_flags", flags=" ".join(given))] if given else []
     return [Problem("resume.other_model", what, msg("plan.resume.same_model"), fixes)]
+
+
+def _fewer_steps(
+    run: rundir.RunDir, saved: ManifestRecord, resolved: resolve.Resolved
+) -> list[Problem]:
+    """It would end at once, as a finished run; rather a digit is missing."""
+    asked, step = resolved.config.num_iterations, saved["step"]
+    why = resolved.origins["num_iterations"]
+    if not (origin.asked_for(why) and isinstance(asked, int) and 0 < asked < step):
+        return []
+    what = msg("plan.resume.fewer_steps", name=run.name, step=step, asked=asked, origin=why)
+    allowed, fixes = f"> {step}", [f"--num_iterations={2 * step}"]
+    return [Problem("resume.fewer_steps", what, allowed, fixes, "num_iterations")]
 
 
 def check_data(run: rundir.RunDir, data: PreparedCorpus, given: Sequence[str] = ()) -> str:
