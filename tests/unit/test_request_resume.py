@@ -306,3 +306,14 @@ def test_an_unknown_users_home_folder(flag: str, home: Path) -> None:
         assert flag in only(error.problems).what
     else:  # as in bash: it is a folder of that name
         assert "~nosuchuser" in str(found.experiments if flag == "out_dir" else found.logs)
+
+
+def test_latest_leaves_a_run_whose_job_has_not_started(home: Path) -> None:
+    make_run(home / "experiments", "begun", depth=3)
+    waits = {"config": {"depth": 4}, "submission": "code"}
+    write_json(make_run(home / "experiments", "waits", depth=4).plan, waits)
+    assert ask("--resume=latest").config.depth == 3
+    assert ask("--resume=waits").config.depth == 4
+    shutil.rmtree(home / "experiments/begun")
+    problem = only(wrong("--resume=latest"))
+    assert "waits" in problem.what and "--resume=waits" in problem.fixes[0]

@@ -64,6 +64,11 @@ def plan_of_start(run: rundir.RunDir | None) -> Plan | None:
     return plan if plan and "device" in plan else None
 
 
+def is_frozen(plan: Mapping[str, object] | None) -> bool:
+    """Whether this is the plan of a SLURM job before its first start."""
+    return plan is not None and "submission" in plan and "device" not in plan
+
+
 def log_file(run: rundir.RunDir, plan: Mapping[str, object] | None) -> Path | None:
     """The log of the launch; None if it is unknown, or a path of the machine that an archive is
     from: here that may be any file."""

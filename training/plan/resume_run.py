@@ -150,12 +150,16 @@ def _latest(wish: ResumeRequest, origin: str, problems: list[Problem]) -> Found:
     of_it: list[tuple[rundir.RunDir, Plan]] = []
     ends: dict[Path, finished.Finished] = {}
     others = set[str]()
+    waits: rundir.RunDir | None = None
     for run, plan in _runs(wish.experiments, _plan_meant):
         every.append((run, plan))
         if wanted is not None and finished.config_of(plan) != wanted:
             continue
         if user := owner.other(run.path):
             others.add(user)
+            continue
+        if standing.is_frozen(plan):
+            waits = waits or run
             continue
         of_it.append((run, plan))
         found = _merge(wish, run, plan)
@@ -164,7 +168,7 @@ def _latest(wish: ResumeRequest, origin: str, problems: list[Problem]) -> Found:
             return found
         ends[run.path] = end
     config, folder, users = wish.config_file, wish.experiments, ", ".join(sorted(others))
-    if ends:
+    if ends and not waits:
         shown = [_row(wish, run, plan, ends[run.path]) for run, plan in of_it[:SHOWN]]
         answer = (
             msg("plan.resume.all_of_config_finished", config=config, folder=folder)
@@ -177,7 +181,9 @@ def _latest(wish: ResumeRequest, origin: str, problems: list[Problem]) -> Found:
         _row(wish, run, plan, _finished(wish, _merge(wish, run, plan)))
         for run, plan in every[:SHOWN]
     ]
-    if users:
+    if waits:
+        what = msg("plan.resume.waits", origin=origin, name=waits.name)
+    elif users:
         what = msg("plan.resume.of_others", origin=origin, users=users, folder=folder)
     elif config:
         what = msg("plan.resume.none_of_config", origin=origin, config=config, folder=folder)
