@@ -52,6 +52,8 @@ import os, signal, sys, time
 from pathlib import Path
 sys.path.insert(0, {str(ROOT)!r})
 from training.core.heartbeat import Heartbeat
+from training.host import process
+process.die_of_stop_signals()  # as train.py
 beat = Heartbeat(Path(sys.argv[1]) / "heartbeat" / "rank0.bin", 0).beat
 """
 # as logged by an abort in an earlier attempt

@@ -313,18 +313,20 @@ def test_a_node_lost_before_the_start_is_reported_to_all() -> None:
 
 
 def test_another_plan_is_refused_and_the_wait_continues() -> None:
-    port = free_port(LOOPBACK)
+    port, gathered = free_port(LOOPBACK), threading.Event()
 
     def joins() -> UserError:
         with pytest.raises(UserError) as refused:
             rendezvous.ask(plan(1, port, seed=7), 10)
         with peer.Peer(plan(1, port)) as line:
             line.gather(10)
+            gathered.wait(20)
         return refused.value
 
     with coordinator.Coordinator(plan(0, port)) as line:
         thread, out = in_thread(joins)
         line.gather(20)
+        gathered.set()
         thread.join(10)
     assert "seed is 7 on node 1, but 1 in the run" in str(out[0]) and out[0].code == Exit.CONFIG
 

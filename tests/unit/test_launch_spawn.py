@@ -45,9 +45,9 @@ def test_a_program_for_another_processor(tmp_path: Path) -> None:
 def test_the_ranks_before_it_are_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     real, started = spawn._start, list[Child]()
 
-    def second_fails(command: list[str], *more: Any) -> Child:
+    def second_fails(command: list[str], *more: Any, ours: bool) -> Child:
         argv = [str(tmp_path / "missing")] if started else command
-        started.append(real(argv, *more))
+        started.append(real(argv, *more, ours=ours))
         return started[-1]
 
     monkeypatch.setattr(spawn, "_start", second_fails)
