@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
@@ -27,8 +28,13 @@ def start(command: list[str], **more: Any) -> list[Child]:
     )
 
 
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
+def descriptors() -> set[tuple[str, str]]:
+    """Open files with what they are; one of an earlier test may be closed at any time."""
+    found = set()
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # of this listing
+            found.add((number, str(Path("/proc/self/fd", number).readlink())))
+    return found
 
 
 def test_a_program_for_another_processor(tmp_path: Path) -> None:
@@ -39,7 +45,7 @@ def test_a_program_for_another_processor(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         start([str(program)])
     assert [problem.code for problem in caught.value.problems] == ["rank.not_started"]
-    assert descriptors() == before
+    assert descriptors() <= before
 
 
 def test_the_ranks_before_it_are_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -102,7 +108,7 @@ def test_too_few_open_files(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     (problem,) = caught.value.problems
     assert problem.code == "rank.not_started" and problem.fixes == ["ulimit -n 1024"]
     assert "output of a rank cannot be read: Too many open files" in str(caught.value)
-    assert descriptors() == before
+    assert descriptors() <= before
 
 
 def test_a_pipe_where_the_system_has_no_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
