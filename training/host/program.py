@@ -7,6 +7,7 @@ import contextlib
 import errno
 import io
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -156,7 +157,9 @@ def require(names: tuple[str, ...], said_by_another: bool = False) -> None:
         return
     own = project.ROOT / ".venv"
     ready = own.joinpath("duet.stamp").exists() and sys.prefix != str(own)
-    fixes = [msg("host.package.activate", own=own)] if ready else []
+    fixes = (
+        [msg("host.package.activate", script=shlex.quote(f"{own}/bin/activate"))] if ready else []
+    )
     text = msg("host.package.lacks", executable=sys.executable, lacks=", ".join(lacks))
     raise UserError(
         Problem(

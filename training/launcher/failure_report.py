@@ -111,8 +111,9 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
     elsewhere = told.rank != rank if told else bool(blamed) and not own
     if told:
         cause, rank, summary = told.cause, told.rank, told.summary
-    if elsewhere:
-        own, thrown, log = None, None, rank_log.file(outcome, run, rank)
+    own, thrown = (None, None) if elsewhere else (own, thrown)
+    # the rank may be another one than the source, as of a loss that all ranks have found to be NaN
+    log = rank_log.file(outcome, run, rank, None if elsewhere else source)
     lost = (
         outcome.lost
         if kind != rundir.ASKED

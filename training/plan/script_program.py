@@ -152,9 +152,11 @@ def _not_executable(file: Path, path: str) -> Problem | None:
     words = _interpreter_line(head)
     shown = msg("plan.script.the_script", path=path)
     if not head.startswith(b"\x7fELF") and not words:
-        fix = msg("plan.script.add_interpreter", file=shlex.quote(path))
-        what = msg("plan.script.no_interpreter", shown=shown)
-        return Problem("script.interpreter", what, msg("plan.script.allowed"), [fix])
+        name, what = shlex.quote(path), msg("plan.script.no_interpreter", shown=shown)
+        fixes = [msg("plan.script.add_interpreter", file=name)]
+        if file.suffix in SOURCES:
+            fixes = [f"./duet watch -- python {name}", f"./duet run -n 2 {name}"]
+        return Problem("script.interpreter", what, msg("plan.script.allowed"), fixes)
     if words and head.partition(b"\n")[0].endswith(b"\r"):
         what = msg("plan.script.windows_lines", shown=shown)
         fix = rf"sed -i 's/\r$//' {shlex.quote(str(file))}"

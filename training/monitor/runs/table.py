@@ -18,6 +18,7 @@ NAMING = {
     "out_dir",
     "log_dir",
     "resume",
+    "master_addr",
     "master_port",
     "notify",
     "args_file",
@@ -38,11 +39,12 @@ BADGES = {
 
 
 def differences(runs: Sequence[RunFacts]) -> list[str]:
-    """Fields of the configuration that differ among the runs, in the order of the first plan that
-    has them."""
+    """Fields of the configuration that differ among the runs: those with the most values first,
+    since a row may be cut, else in the order of the first plan that has them."""
     planned = [run.config for run in runs if run.config]
     names = dict.fromkeys(name for config in planned for name in config if name not in NAMING)
-    return [name for name in names if run_settings.differ(name, planned)]
+    found = [name for name in names if run_settings.differ(name, planned)]
+    return sorted(found, key=lambda name: -len({str(config.get(name)) for config in planned}))
 
 
 def shown(value: object) -> str:
