@@ -192,7 +192,7 @@ def test_scancel_ends_it_for_good(user: User, token: str) -> None:
     wait_until(lambda: not processes(token), 40, "every process of the job has ended")
     assert user.slurm.ask("squeue", "-h") == ""
     assert user.slurm.facts(job)["Restarts"] == "0"
-    assert "not after scancel" in user.log(job) and "checkpoint saved" in user.log(job)
+    assert "only after preemption" in user.log(job) and "checkpoint saved" in user.log(job)
 
 
 def test_a_failure_is_not_requeued_and_the_job_has_the_exit_code_of_the_run(

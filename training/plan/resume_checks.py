@@ -181,9 +181,11 @@ def _other_model(
 def _fewer_steps(
     run: rundir.RunDir, saved: ManifestRecord, resolved: resolve.Resolved
 ) -> list[Problem]:
-    """It would end at once, as a finished run; rather a digit is missing."""
+    """It would end at once, as a finished run, which stays one; rather a digit is missing."""
     asked, step = resolved.config.num_iterations, saved["step"]
-    why = resolved.origins["num_iterations"]
+    why, (summary, _) = resolved.origins["num_iterations"], standing.ends(run)
+    if summary and summary.get("status") == "done":
+        return []
     if not (origin.asked_for(why) and isinstance(asked, int) and 0 < asked < step):
         return []
     what = msg("plan.resume.fewer_steps", name=run.name, step=step, asked=asked, origin=why)
