@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -30,7 +29,6 @@ from training.trainer import compression
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
 
-NCCL_LOOKS_S = 0.1  # kWatchdogThreadSleepMillis of torch
 NEVER = 2**31 - 1  # the largest int in C++
 
 
@@ -157,16 +155,6 @@ def settle_buckets(
             loss = task.checked_loss(model, some)
         loss.backward()
         optimizer.zero_grad()
-    give_up_buckets(model)
-
-
-def give_up_buckets(model: torch.nn.Module) -> None:
-    """DDP makes its final buckets at the beginning of the second pass. NCCL's watchdog thread keeps
-    the first ones until its next look: with both, that pass could need 4 bytes per parameter more
-    than the plan expects."""
-    if isinstance(model, DistributedDataParallel) and torch.cuda.is_initialized():
-        torch.cuda.synchronize()
-        time.sleep(2 * NCCL_LOOKS_S)
 
 
 @contextmanager

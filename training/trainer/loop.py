@@ -23,7 +23,7 @@ from training.data.permutation import mix
 from training.inspector.checksum import checksum as checksum_of
 from training.inspector.distributed import barrier
 from training.tasks import randomness
-from training.trainer import ddp_model, gradients, profiler, sanity_checks
+from training.trainer import gradients, profiler, sanity_checks
 from training.trainer.best_score import score_of
 from training.trainer.checkpoint import TrainProgress
 from training.trainer.evaluate import Stopped, evaluate
@@ -53,7 +53,7 @@ def train(
     )
     watch = Stopwatch(session.batch.total_tokens, session.world.device)
     queue = StepQueue(session, watch)
-    profiled, code, first = profiler.planned(session), Exit.DONE, position.step
+    profiled, code = profiler.planned(session), Exit.DONE
     # Objects that exist now live to the end: exclude them from the collection at an epoch's start
     # (0.1 s for modules and classes).
     gc.collect()
@@ -95,11 +95,8 @@ def train(
                 done = number == session.length.total_steps
                 evaluates = config.eval_every > 0 and (done or due(config.eval_every, number))
                 saves = done or due(config.save_every, number)
-                # also at the end of an epoch, and before the memory settles
-                waits = done or not session.steps_left(position) or begun.step == first
-                code = queue.read(progress, everything=evaluates or saves or waits)
-                if begun.step == first:
-                    settle_memory(session, watch)
+                last = done or not session.steps_left(position)  # of the epoch
+                code = queue.read(progress, everything=evaluates or saves or last)
                 if done:  # a stop request after the last step has no effect
                     code = Exit.DONE
                     if profiled:  # its last step has neither validation nor checkpoint
@@ -118,12 +115,6 @@ def train(
     if profiled:  # stopped: the checkpoint came first, since its time may be short
         profiled.close()
     return position, code
-
-
-def settle_memory(session: TrainState, watch: Stopwatch) -> None:
-    """After the first step, whose time does not count this."""
-    ddp_model.give_up_buckets(session.model)
-    watch.restart(watch.now())
 
 
 def begin_step(session: TrainState, step: int) -> float:
