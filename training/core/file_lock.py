@@ -99,8 +99,8 @@ def _remove(path: Path) -> None:
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
     """Hold an existing folder, after waiting for other processes: by a file in it, since NFS locks
-    folders for one machine only. Nothing is held where there are no locks, or no file can be
-    created."""
+    folders for one machine only. Nothing is held if the file system has no locks, or refuses the
+    file."""
     with ExitStack() as stack:
         with suppress(OSError):
             stack.enter_context(alone(folder / ".lock"))
